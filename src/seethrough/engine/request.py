@@ -1,0 +1,88 @@
+"""One request on its way through the engine (S0): what it asked for, and how far it is.
+
+Prefill, chunk, decode and recompute are not states: a request knows how many of its tokens are
+computed (`num_computed`), and the next step computes what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seethrough.engine.text_output import TextOutput
+from seethrough.errors import SeethroughError
+from seethrough.kv.pool import BlockTable
+from seethrough.sampling.bans import Bans, History
+from seethrough.sampling.logprobs import Logprob
+from seethrough.sampling.params import EffectiveParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+LogprobDict = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class Times:
+    """When things happened to a request, on the monotonic clock, in seconds; 0.0 is not yet."""
+
+    arrival: float
+    first_scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample of one prompt; a prompt with n > 1 is n of these."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: EffectiveParams
+    bans: Bans
+    end_ids: frozenset[int]
+    max_tokens: int
+    table: BlockTable
+    text: TextOutput
+    times: Times
+    sample_index: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    logprobs: list[LogprobDict] = field(default_factory=list)
+    prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: SeethroughError | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known but not computed; 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def positions_needed(self) -> int:
+        """Cached positions that the whole request can take: its last token is never computed."""
+        return max(len(self.prompt_ids) + self.max_tokens - 1, len(self.prompt_ids))
+
+    @property
+    def history(self) -> History:
+        """The ids that penalties and bad words look at."""
+        return History(self.prompt_ids, self.output_ids)
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Ids of positions start .. stop − 1."""
+        n = len(self.prompt_ids)
+        ids = self.prompt_ids[start:stop] + self.output_ids[max(0, start - n) : max(0, stop - n)]
+        return np.asarray(ids, dtype=np.int64)
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> str:
+        """End the request and give back its blocks; returns the text that was still held."""
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        self.table.release()
+        return self.text.finish()

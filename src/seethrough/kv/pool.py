@@ -1,0 +1,117 @@
+"""The KV cache: a fixed pool of blocks, sized once; who holds which block; nothing of any model.
+
+block table of a request          pool (per layer, K and V alike)
+positions  0..15 -> block 7       ┌────┬────┬────┬─   ─┬────┐
+positions 16..31 -> block 2       │ 0  │ 1  │ 2  │ ... │ n-1│   each: [block_size, Hkv, dh]
+positions 32..40 -> block 9       └────┴────┴────┴─   ─┴────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seethrough.errors import CapacityError
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one cached position takes."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one position over all layers."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """`num_blocks` blocks of `block_size` positions. Memory is touched only as blocks are used."""
+
+    def __init__(self, shape: KVShape, num_blocks: int, block_size: int = 16) -> None:
+        size = (shape.n_layers, num_blocks, block_size, shape.n_kv_heads, shape.head_dim)
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.k: NDArray[Any] = np.zeros(size, dtype=shape.dtype)
+        self.v: NDArray[Any] = np.zeros(size, dtype=shape.dtype)
+        self._free: list[int] = list(range(num_blocks - 1, -1, -1))
+        self._held: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.num_blocks * self.block_size * self.shape.bytes_per_token
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Blocks that somebody holds."""
+        return frozenset(self._held)
+
+    @property
+    def free_list(self) -> tuple[int, ...]:
+        """The free blocks, for the check of the books."""
+        return tuple(self._free)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` positions take."""
+        return -(-tokens // self.block_size)
+
+    def require(self, tokens: int) -> None:
+        """Refuse at the door what the whole pool could never hold."""
+        needed = self.blocks_for(tokens)
+        if needed > self.num_blocks:
+            raise CapacityError(needed, self.num_blocks, self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks. The caller has asked `free_blocks` first."""
+        if count > len(self._free):
+            raise CapacityError(count, len(self._free), self.block_size)
+        taken = [self._free.pop() for _ in range(count)]
+        self._held.update(taken)
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give blocks back. Giving back a block that nobody holds is a bug and says so."""
+        for block in blocks:
+            self._held.remove(block)
+            self._free.append(block)
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of one request, in order of position (S0 makes it empty)."""
+
+    pool: KVPool
+    blocks: list[int] = field(default_factory=list)
+
+    def reserve(self, tokens: int) -> None:
+        """Hold enough blocks for `tokens` positions in all."""
+        self.blocks += self.pool.allocate(self.pool.blocks_for(tokens) - len(self.blocks))
+
+    def release(self) -> None:
+        """Give every block back; safe to call twice."""
+        blocks, self.blocks = self.blocks, []
+        self.pool.release(blocks)
+
+    def slots(self, start: int, stop: int) -> I64:
+        """Slot numbers of positions start .. stop − 1."""
+        positions = np.arange(start, stop)
+        blocks = np.asarray(self.blocks, dtype=np.int64)
+        size = self.pool.block_size
+        return blocks[positions // size] * size + positions % size

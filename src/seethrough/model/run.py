@@ -1,0 +1,65 @@
+"""Runs a program over one ragged batch, operation by operation: token ids in, logits out.
+
+With a tracer, the same operations run with the same values; it is only shown what they made.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seethrough.kernels.batch import ForwardBatch
+from seethrough.kernels.ops import KVCache
+from seethrough.model.program import Op, Program
+
+F32 = NDArray[np.float32]
+
+
+class OpTracer(Protocol):
+    """What `run` needs of a tracer."""
+
+    def wants_scores(self, layer: int) -> bool:
+        """Whether S_masked of this layer is to be kept."""
+        ...
+
+    def op_done(self, op: Op, outputs: tuple[F32, ...], scores: list[F32], seconds: float) -> None:
+        """Called after every operation; `scores` is filled only by attention."""
+        ...
+
+
+def run(program: Program, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
+    """Logits of the batch's `logit_rows`, [R, V] float32; writes the rows' K and V into `kv`."""
+    values: dict[str, Any] = {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "slots": batch.slots,
+        "logit_rows": batch.logit_rows,
+        "batch": batch,
+        "kv": kv,
+    }
+    for op in program.ops:
+        kernel = getattr(program.kernels, op.kernel)
+        arguments = [values[name] for name in op.inputs]
+        arguments += [program.weights[name] for name in op.weights]
+        if tracer is None:
+            result = kernel(*arguments, **op.attrs)
+        else:
+            result = _traced(op, kernel, arguments, tracer)
+        if op.outputs:
+            values[op.outputs[0]] = result
+    logits: F32 = values["logits"]
+    return logits
+
+
+def _traced(op: Op, kernel: Any, arguments: list[Any], tracer: OpTracer) -> Any:
+    attrs, scores = dict(op.attrs), list[F32]()
+    if op.kernel == "attend" and op.layer is not None and tracer.wants_scores(op.layer):
+        attrs["scores"] = scores
+    started = perf_counter()
+    result = kernel(*arguments, **attrs)
+    seconds = perf_counter() - started
+    tracer.op_done(op, (result,) if op.outputs else (), scores, seconds)
+    return result

@@ -1,0 +1,1 @@
+"""GGUF: the container, its metadata, its quantized blocks. Knows no architecture and no names."""
