@@ -90,6 +90,7 @@ class LLM:
         self._engine = self._loaded.engine
         self._defaults = defaults
         self._jobs: dict[str, Job] = {}
+        self._abandoned: deque[Job] = deque()
         self._count = 0
 
     @property
@@ -111,6 +112,15 @@ class LLM:
     def max_model_len(self) -> int:
         """Tokens that prompt and output may have together."""
         return self._loaded.report.max_model_len
+
+    def effective(self, params: SamplingParams | None = None) -> EffectiveParams:
+        """What a request with these parameters would run with, and who set each of them."""
+        return resolve(
+            params or SamplingParams(),
+            self._defaults,
+            self._loaded.generation_config,
+            lambda: secrets.randbits(64),
+        )
 
     def generate(
         self,
@@ -152,8 +162,9 @@ class LLM:
     ) -> Stream:
         """Complete one prompt, token by token: iterate over the result.
 
-        Closing it (or an exception in the loop, Ctrl-C) ends the request at once and frees its
-        memory; `.output()` then holds what was there.
+        Closing it, or leaving its `with` block, ends the request at once and frees its memory;
+        `.output()` then holds what was there. A stream that is dropped unfinished (a `break`, an
+        exception in the loop) ends before the next step or request.
         """
         (param,) = _params_for(1, params, sampling)
         return Stream(self, self._admit(partial(self._encode, prompt), param))
@@ -191,6 +202,7 @@ class LLM:
         Raises:
             TraceError: no such stage, layer or head; or another request is still running.
         """
+        self._end_abandoned()
         if self._engine.busy:
             raise TraceError("a stream of this LLM is still open: finish or close it first")
         chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
@@ -225,6 +237,7 @@ class LLM:
 
     def _step(self, tracer: Tracer | None = None) -> None:
         """One engine step; what it gave goes to the jobs that asked for it."""
+        self._end_abandoned()
         for delta in self._engine.step(tracer):
             self._jobs[delta.request_id].fresh.append(delta)
 
@@ -234,18 +247,22 @@ class LLM:
             self._engine.abort(request)
         self._jobs.pop(job.request_id, None)
 
+    def _end_abandoned(self) -> None:
+        """Close the jobs whose streams nobody holds any more."""
+        while self._abandoned:
+            self._close(self._abandoned.popleft())
+
     # ------------------------------------------------------------------ from prompt to request
 
     def _admit(self, encode: Encoder, asked: SamplingParams, tracer: Tracer | None = None) -> Job:
         """Check one prompt, give every parameter its value (S0), and queue its samples."""
         arrival = perf_counter()
+        self._end_abandoned()
         text, ids = encode()
         if tracer is not None:
             tracer.prompt(text, ids, self.tokenizer.pieces(ids), perf_counter() - arrival)
         model, vocab_size = self._loaded, self.spec.vocab_size
-        params = resolve(
-            asked, self._defaults, model.generation_config, lambda: secrets.randbits(64)
-        )
+        params = self.effective(asked)
         check_vocab(params, vocab_size)
         spell = partial(self.tokenizer.encode, add_special_tokens=False)
         bans = prepare_bans(params, model.end_ids, vocab_size, spell)
@@ -278,14 +295,20 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """S1 and S2, or ids exactly as given."""
         if isinstance(prompt, str):
-            return prompt, self._checked(self.tokenizer.encode(prompt))
+            encoded = self.tokenizer.encode(prompt)
+            if not encoded:
+                why = "it gives no token, and this tokenizer adds no BOS token"
+                raise ParameterError("prompt", prompt, why)
+            return prompt, self._checked(encoded)
         if not isinstance(prompt, Mapping) or set(prompt) - {"prompt", "prompt_token_ids"}:
             why = 'a string, {"prompt": "..."} or {"prompt_token_ids": [...]} is expected'
             raise ParameterError("prompt", prompt, why)
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise ParameterError("prompt", text, "a string is expected")
         if ids is not None:
             return text, self._checked(ids)
-        return self._encode("" if text is None else text)
+        return self._encode(text or "")
 
     def _render(
         self, messages: Sequence[Message], options: ChatOptions | None
@@ -299,7 +322,7 @@ class LLM:
         if not isinstance(ids, Sequence) or isinstance(ids, (str, bytes)):
             raise ParameterError("prompt_token_ids", ids, "a list of token ids is expected")
         if not ids:
-            raise ParameterError("prompt", "", "it is empty, and this tokenizer adds no BOS token")
+            raise ParameterError("prompt_token_ids", ids, "at least one token is needed")
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise ParameterError("prompt_token_ids", token_id, "is not an integer")
@@ -373,6 +396,10 @@ class Stream:
         """End the request now, if it still runs; safe to call at any time."""
         self._llm._close(self._job)
 
+    def __del__(self) -> None:
+        # The collector may call this in the middle of a step: the job is only noted here.
+        self._llm._abandoned.append(self._job)
+
     def output(self) -> RequestOutput:
         """What is there so far."""
         return self._job.output()
@@ -407,12 +434,16 @@ def _params_for(
         raise ParameterError(name, value, "give either a SamplingParams or keywords, not both")
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise ParameterError("params", params, "SamplingParams or a list of them is expected")
     if len(params) != count:
         raise ParameterError("params", len(params), f"there are {count} prompts")
     return list(params)
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:
+    if not isinstance(messages, Sequence):
+        raise ParameterError("messages", messages, "a list of messages is expected")
     if messages and all(isinstance(m, Sequence) and not isinstance(m, str) for m in messages):
         return list(messages)
     return [messages]

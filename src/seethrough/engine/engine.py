@@ -32,6 +32,7 @@ from seethrough.sampling.sampler import Sampled, sample
 from seethrough.text.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]
+_ROWS_WORTH_THREADS = 64
 
 
 class StepTracer(OpTracer, Protocol):
@@ -96,26 +97,30 @@ class Engine:
             request.finish("abort")
             self._drop_finished()
 
-    def step(self, tracer: StepTracer | None = None) -> list[Delta]:
-        """One step of the loop; returns what it added to each request."""
+    def step(self, tracer: StepTracer | None = None) -> Iterator[Delta]:
+        """One step of the loop; gives what it added to each request as soon as it is added.
+
+        So an interrupt in the middle loses nothing: who was not reached is computed again.
+        """
         scheduled = self._schedule()
         if not scheduled:
-            return []
+            return
         batch = build_batch(scheduled)
         if tracer is not None:
             tracer.begin_step(batch, self.pool)
-        # One row is bound by memory: a second BLAS thread gains little, and costs ten times when a
-        # neighbour takes its core (docs/log.md).
-        threads = self._threads if len(batch.token_ids) > 1 else 1
+        # Few rows are many small products: a second BLAS thread gains little there, and costs ten
+        # times when a neighbour takes its core (docs/log.md).
+        threads = self._threads if len(batch.token_ids) >= _ROWS_WORTH_THREADS else 1
         with self._controller.limit(limits=threads, user_api="blas"):
             logits = run(self.program, batch, self.pool, tracer)  # [R, V]
-        deltas, row = [], 0
-        for item in scheduled:
-            count = len(item.logit_positions)
-            deltas.append(self._advance(item, logits[row : row + count], tracer))
-            row += count
-        self._drop_finished()
-        return deltas
+        row = 0
+        try:
+            for item in scheduled:
+                count = len(item.logit_positions)
+                yield self._advance(item, logits[row : row + count], tracer)
+                row += count
+        finally:
+            self._drop_finished()
 
     def check(self) -> None:
         """Check the books of the KV pool."""
@@ -149,7 +154,6 @@ class Engine:
     def _advance(self, item: Scheduled, logits: F32, tracer: StepTracer | None) -> Delta:
         """Note what was computed and, at the end of the known tokens, choose the next one."""
         request = item.request
-        request.num_computed = item.stop
         before = len(request.output_ids)
         try:
             if item.scores_prompt:
@@ -158,6 +162,8 @@ class Engine:
         except SeethroughError as error:  # this request ends; its neighbours do not notice
             request.error = error
             text = request.finish("error")
+        # Last: if an interrupt cuts this short, the rows are computed again, and nothing hangs.
+        request.num_computed = item.stop
         return self._delta(request, text, before)
 
     def _score_prompt(self, item: Scheduled, logits: F32) -> None:

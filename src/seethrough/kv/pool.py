@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seethrough.errors import CapacityError
+from seethrough.errors import CapacityError, KVIntegrityError
 
 I64 = NDArray[np.int64]
 
@@ -89,6 +89,8 @@ class KVPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Give blocks back. Giving back a block that nobody holds is a bug and says so."""
         for block in blocks:
+            if block not in self._held:
+                raise KVIntegrityError(f"block {block} is given back, but nobody holds it")
             self._held.remove(block)
             self._free.append(block)
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1 << 12
 MAX_POSITIONS = 1 << 31
+MAX_NUMBER = 3.4e38  # what float32 holds
 
 
 class ConfigReader:
@@ -45,9 +45,9 @@ class ConfigReader:
         if value is None:
             value = self._default(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.malformed(key, f"{value!r} is not an integer")
+            raise self.malformed(key, f"{shown(value)} is not an integer")
         if not 1 <= value <= most:
-            raise self.malformed(key, f"{value} is not between 1 and {most}")
+            raise self.malformed(key, f"{shown(value)} is not between 1 and {most}")
         return value
 
     def count(self, key: str, default: int) -> int:
@@ -59,14 +59,14 @@ class ConfigReader:
         return None if self.get(key) is None else self.integer(key, most=most)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """A positive number that float32 can hold."""
         value = self.get(key)
         if value is None:
             value = self._default(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.malformed(key, f"{value!r} is not a number")
-        if not (math.isfinite(value) and value > 0):
-            raise self.malformed(key, f"{value} is not a positive finite number")
+            raise self.malformed(key, f"{shown(value)} is not a number")
+        if not 0 < value <= MAX_NUMBER:  # an integer of 400 digits has no float to be tested by
+            raise self.malformed(key, f"{shown(value)} is not a positive finite number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -79,7 +79,7 @@ class ConfigReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.malformed(key, f"{value!r} is not true or false")
+            raise self.malformed(key, f"{shown(value)} is not true or false")
         return value
 
     def activation(self, key: str, default: str) -> Activation:
@@ -123,13 +123,19 @@ class ConfigReader:
     def unsupported(self, key: str, value: object, hint: str) -> UnsupportedModelError:
         """The error for something that exists elsewhere but not here."""
         return UnsupportedModelError(
-            f"{self.where}: {self.prefix}{key} = {value!r} is not supported ({hint})"
+            f"{self.where}: {self.prefix}{key} = {shown(value)} is not supported ({hint})"
         )
 
     def _default(self, key: str, default: float | None) -> float:
         if default is None:
             raise CheckpointError(f"{self.where}: {self.prefix}{key} is missing")
         return default
+
+
+def shown(value: object) -> str:
+    """A value of a file for an error message; whatever its size, the message stays readable."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def rope_from_config(config: ConfigReader, default_theta: float = 10_000.0) -> RopeSpec:

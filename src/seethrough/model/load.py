@@ -14,7 +14,7 @@ import numpy as np
 
 from seethrough.errors import CheckpointError, UnsupportedModelError
 from seethrough.kernels import reference
-from seethrough.model.config import ConfigReader
+from seethrough.model.config import ConfigReader, shown
 from seethrough.model.families import GGUF_FAMILIES, HF_FAMILIES
 from seethrough.model.family import Family, Rule
 from seethrough.model.positions import alibi_slopes, rotary_table, sinusoid_table
@@ -100,8 +100,9 @@ def _family_of(checkpoint: Checkpoint) -> tuple[Family, ConfigReader]:
                 "or a GGUF file"
             )
     if not isinstance(name, str) or name not in families:
+        known = ", ".join(sorted(families))
         raise UnsupportedModelError(
-            f"{where}: {key} = {name!r} is not supported (known: {', '.join(sorted(families))})"
+            f"{where}: {key} = {shown(name)} is not supported (known: {known})"
         )
     return families[name], ConfigReader(values, where, prefix)
 

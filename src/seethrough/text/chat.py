@@ -1,152 +1,146 @@
-"""Knows how a conversation becomes ids: rendered whole, then cut, so that text stays text.
+"""Knows how a chat becomes ids, with nothing that a user wrote becoming a control token.
 
-A spelling such as <|im_end|> inside a message must not become the control token that ends it.
-Where a message holds one (rare), a random number is put inside the spelling before rendering; the
-rendered text is cut at the control tokens that are left, which are the template's own; the number
-is taken out again, and the text between is encoded with added tokens switched off.
+The chat is rendered whole and tokenized without adding special tokens, as transformers does. Where
+the messages (or tools, documents, template arguments) hold the spelling of a marker:
+
+    1. a random nonce is put inside each spelling, and the chat is rendered;
+    2. the rendered text is tokenized: the markers found now are the template's own;
+    3. each stretch between two markers that holds a nonce is tokenized again without the nonce,
+       by a twin of the tokenizer that has no markers; the other stretches stay as they are.
+
+One exception: plain markers that the template itself looks for (`'</think>' in content`) keep
+their meaning in assistant messages, since there they are the model's own.
+
+Limit: a template that deletes or replaces characters inside a message could still join a marker
+out of parts that were none.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ParameterError
-from .chat_template import render_chat
+from ..errors import TemplateError
+from .chat_template import ChatTemplate, as_template, render_chat
+from .markers import Markers, Nonce, compared_markers, markers_of
+from .messages import plain_data
 from .tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
 
 
 def encode_chat(
     tokenizer: Tokenizer,
-    template: str | None,
-    messages: Sequence[Message],
+    template: ChatTemplate | str | None,
+    messages: Sequence[Mapping[str, object]],
     *,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    documents: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    **options: Any,
+    **template_kwargs: object,
 ) -> list[int]:
-    """The ids of a conversation. `options` go to `render_chat`.
-
-    With `continue_final_message` the text ends inside the last message, for the model to go on.
+    """The ids of a chat; see the module's text for what happens to markers in messages.
 
     Raises:
-        TemplateError: see `render_chat`.
-        ParameterError: no messages, or options that contradict each other.
+        ParameterError: a message or another argument is malformed, or two contradict.
+        TemplateError: there is no template, it failed, or it tears message text apart.
     """
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        raise ParameterError("messages", messages, "a list of messages is expected")
-    if not messages:
-        raise ParameterError("messages", [], "there is no message")
-    nonce = f"{secrets.randbelow(10**18):018d}"  # digits: no filter changes their case
-    end_mark = f"{secrets.randbelow(10**18):018d}"
-    guarded, found = _guard(messages, options, tokenizer, nonce)
-    if continue_final_message:
-        if add_generation_prompt:
-            raise ParameterError(
-                "continue_final_message", True, "add_generation_prompt must then be false"
-            )
-        guarded["messages"] = _open_end(guarded["messages"], end_mark)
-    text = render_chat(
-        template,
+    chosen = as_template(template)
+    guard = _Guard(tokenizer, chosen)
+    given: dict[str, Any] = {
+        "messages": guard.messages(messages),
+        "tools": guard.cover(plain_data(tools, "tools")),
+        "documents": guard.cover(plain_data(documents, "documents")),
+    }
+    covered: dict[str, Any] = {k: guard.cover(plain_data(v, k)) for k, v in template_kwargs.items()}
+    rendered = render_chat(
+        chosen,
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         add_generation_prompt=add_generation_prompt,
-        **guarded,
+        continue_final_message=continue_final_message,
+        **given,
+        **covered,
     )
-    if continue_final_message:
-        text = _cut_at(text, end_mark)
-    if not found:
-        return tokenizer.encode(text, add_special_tokens=False)
-    return _encode_guarded(tokenizer, text, nonce)
+    if not guard.used:
+        return tokenizer.encode(rendered, add_special_tokens=False)
+    return guard.encode(rendered)
 
 
-def _guard(
-    messages: Sequence[Message], options: Mapping[str, Any], tokenizer: Tokenizer, nonce: str
-) -> tuple[dict[str, Any], bool]:
-    """Everything that comes from outside, with the nonce inside every marker's spelling."""
-    markers = sorted({s for s in tokenizer.added_spellings.values() if len(s) > 1})
-    found = False
+class _Guard:
+    """Covers markers in one chat's inputs, and tokenizes what was rendered from them."""
 
-    def guard(text: str) -> str:
-        nonlocal found
-        places = sorted({p for m in markers for p in _occurrences(text, m)}, reverse=True)
-        for place in places:
-            text = f"{text[: place + 1]}{nonce}{text[place + 1 :]}"
-        found = found or bool(places)
-        return text
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.used = False
+        self._tokenizer = tokenizer
+        self._markers: Markers = markers_of(tokenizer)
+        self._looked_for = compared_markers(tokenizer, template.facts.compared)
+        self._nonce = Nonce()
 
-    everything = {**options, "messages": list(messages)}
-    template_arguments = ("bos_token", "eos_token")
-    return {
-        key: value if key in template_arguments else _map_strings(value, guard)
-        for key, value in everything.items()
-    }, found
+    def messages(self, messages: object) -> object:
+        """The messages, covered; an assistant's may hold what the template looks for."""
+        plain = plain_data(messages, "messages")
+        if not isinstance(plain, list):
+            return plain  # refused, with a better message, where messages are read
+        return [
+            self.cover(
+                message,
+                self._looked_for
+                if isinstance(message, dict) and message.get("role") == "assistant"
+                else frozenset(),
+            )
+            for message in plain
+        ]
 
+    def cover(self, value: object, leave: frozenset[str] = frozenset()) -> object:
+        """`value` with the nonce inside every marker of every string and key."""
+        if isinstance(value, str):
+            return self._cover_text(value, leave)
+        if isinstance(value, list):
+            return [self.cover(item, leave) for item in value]
+        if isinstance(value, dict):
+            return {self.cover(k, leave): self.cover(v, leave) for k, v in value.items()}
+        return value
 
-def _occurrences(text: str, marker: str) -> list[int]:
-    """Where `marker` begins in `text`, overlapping ones included."""
-    places, start = [], text.find(marker)
-    while start >= 0:
-        places.append(start)
-        start = text.find(marker, start + 1)
-    return places
+    def _cover_text(self, text: str, leave: frozenset[str]) -> str:
+        places = self._markers.places(text, leave)
+        normalized = self._tokenizer.normalize(text)
+        if normalized != text and len(self._markers.places(normalized, leave)) > len(places):
+            places = list(range(len(text)))  # a marker that shows only after normalizing
+        if not places:
+            return text
+        self.used = True
+        return self._nonce.put_inside(text, places)
 
+    def encode(self, rendered: str) -> list[int]:
+        """Ids of a rendered text that holds nonces."""
+        tokenizer = self._tokenizer
+        prepared = tokenizer.with_leading_space(rendered)
+        found, spans = tokenizer.encode_spans(prepared)
+        ids: list[int] = []
+        stretch: list[int] = []
+        begin = 0
+        for token_id, (start, end) in zip(found, spans, strict=True):
+            if not self._is_marker(token_id, prepared[start:end]):
+                stretch.append(token_id)
+                continue
+            ids += self._stretch(prepared[begin:start], stretch, opens=begin == 0)
+            ids.append(token_id)
+            stretch = []
+            begin = end
+        return ids + self._stretch(prepared[begin:], stretch, opens=begin == 0)
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_map_strings(key, change): _map_strings(v, change) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_strings(item, change) for item in value]
-    return value
+    def _is_marker(self, token_id: int, text: str) -> bool:
+        """Whether `text` was matched as an added token (and not the model's <unk> for it)."""
+        spelling = self._tokenizer.added_spellings.get(token_id)
+        if spelling is None:
+            return False
+        return spelling in text or spelling.lower() in self._tokenizer.normalize(text).lower()
 
-
-def _open_end(messages: Sequence[Message], mark: str) -> list[Message]:
-    """The messages with a mark at the end of the last one's text."""
-    *before, last = messages
-    content = last.get("content") if isinstance(last, Mapping) else None
-    if isinstance(content, str) and content:
-        return [*before, {**last, "content": content + mark}]
-    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
-        text = content[-1].get("text")
-        if isinstance(text, str) and text:
-            parts = [*content[:-1], {**content[-1], "text": text + mark}]
-            return [*before, {**last, "content": parts}]
-    raise ParameterError(
-        "continue_final_message", True, "the last message has no text to go on from"
-    )
-
-
-def _cut_at(text: str, mark: str) -> str:
-    place = text.rfind(mark)
-    if place < 0:
-        raise ParameterError(
-            "continue_final_message", True, "this template does not show the last message's text"
-        )
-    return text[:place]
-
-
-def _encode_guarded(tokenizer: Tokenizer, text: str, nonce: str) -> list[int]:
-    """Encode text in which only the template's own control tokens are spelled whole."""
-    prepared = tokenizer.with_leading_space(text)
-    ids, spans = tokenizer.encode_spans(prepared)
-    marks = tokenizer.control_ids | tokenizer.added_ids
-    result: list[int] = []
-    done = 0
-
-    def plain(end: int) -> None:
-        piece = prepared[done:end].replace(nonce, "")
-        if piece:
-            result.extend(tokenizer.encode_plain(piece, opens=done == 0))
-
-    for token_id, (start, end) in zip(ids, spans, strict=True):
-        if token_id in marks:
-            plain(start)
-            result.append(token_id)
-            done = end
-    plain(len(prepared))
-    return result
+    def _stretch(self, text: str, ids: list[int], *, opens: bool) -> list[int]:
+        clean, torn = self._nonce.take_out(text)
+        if torn:
+            raise TemplateError(
+                "a message holds the spelling of a control token, and the chat template cuts or "
+                "changes that very place. Remove the spelling from the message."
+            )
+        return ids if clean == text else self._tokenizer.encode_plain(clean, opens=opens)

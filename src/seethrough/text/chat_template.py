@@ -1,208 +1,234 @@
-"""Knows how messages become the text that a model's chat template makes of them.
-
-Templates come with models, so they are hostile until proven otherwise: each is rendered in
-Jinja's immutable sandbox, in a helper process with limits on memory, time and output.
-"""
+"""Knows how messages become one prompt text through a model's chat template; knows no ids."""
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import select
-import subprocess
-import sys
-import threading
+import functools
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from time import monotonic
-from typing import Any
+from dataclasses import dataclass
+
+import jinja2
+from jinja2 import nodes
 
 from ..errors import ParameterError, TemplateError
+from .messages import normalize_messages, plain_data
+from .template_process import TemplateLimits, TemplateProcess, shared_process
+from .template_worker import environment
 
-MAX_CHARS = 1_000_000
-MAX_SECONDS = 2.0
-MAX_MEMORY = 512 * 1024 * 1024
-_START_SECONDS = 20.0  # a helper process on a loaded machine
-_RESERVED = (
-    "messages",
-    "tools",
-    "documents",
-    "bos_token",
-    "eos_token",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tokenize",
-    "chat_template",
+RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "bos_token",
+        "eos_token",
+        "chat_template",
+        "template",
+        "tokenize",
+        "conversation",
+    }
+)
+_TAIL = "CONTINUE_FINAL_MESSAGE_TAG "
+_NO_TEMPLATE = (
+    "this model has no chat template, so a chat cannot be turned into a prompt. Give one with "
+    "--chat-template FILE (a Jinja template), or send a plain prompt to completions."
 )
 
-Message = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What the template's source tells before it is run."""
+
+    content_as_list: bool  # it loops over the parts of a message's content
+    asks_if_string: bool  # it tests whether something is a string
+    compared: frozenset[
+        str
+    ]  # strings that it looks for: `'</think>' in content`, split('</think>')
+
+
+class ChatTemplate:
+    """One model's chat template.
+
+    Attributes:
+        source: the Jinja source.
+        facts: what was read from the source.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        limits: TemplateLimits | None = None,
+        process: TemplateProcess | None = None,
+    ) -> None:
+        """Parse `source`; nothing of it runs yet.
+
+        Raises:
+            TemplateError: the source does not parse; the message gives the line.
+        """
+        self.source = source
+        self.facts = read_facts(source)
+        self._limits = limits or TemplateLimits()
+        self._process = process or shared_process()
+
+    def warm_up(self) -> None:
+        """Start the process that renders, so that the first chat does not wait for it."""
+        self._process.start()
+
+    def run(self, variables: Mapping[str, object]) -> str:
+        """Render with exactly these variables.
+
+        Raises:
+            TemplateError: it does not compile, raised, or went over its limits.
+        """
+        return self._process.render(self.source, variables, self._limits)
+
+
+def as_template(template: ChatTemplate | str | None) -> ChatTemplate:
+    """`template` as an object.
+
+    Raises:
+        TemplateError: there is none, or it does not parse.
+    """
+    if template is None or template == "":
+        raise TemplateError(_NO_TEMPLATE)
+    return ChatTemplate(template) if isinstance(template, str) else template
 
 
 def render_chat(
-    template: str | None,
-    messages: Sequence[Message],
+    template: ChatTemplate | str | None,
+    messages: Sequence[Mapping[str, object]],
     *,
     bos_token: str | None = None,
     eos_token: str | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    documents: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = True,
-    max_seconds: float = MAX_SECONDS,
-    **arguments: Any,
+    continue_final_message: bool = False,
+    **template_kwargs: object,
 ) -> str:
-    """The conversation as text, special tokens spelled out.
-
-    Args:
-        template: Jinja source, as the model ships it.
-        messages: objects with `role` and `content` (a string, null, or a list of text parts).
-        arguments: further variables of the template, under their own names.
+    """The prompt text of a chat.
 
     Raises:
-        TemplateError: there is no template, it does not compile, it refused the messages (with its
-            own words), or it went over its limits.
-        ParameterError: a message that no template can take, or a reserved argument.
+        ParameterError: a message or another argument is malformed, or two contradict.
+        TemplateError: no template, or it failed; a message that the template itself raises
+            through `raise_exception` is passed on.
     """
-    if template is None:
-        raise TemplateError(
-            "this model has no chat template. Give one (chat_template=...), or complete a plain "
-            "prompt instead of a chat."
-        )
-    for name in arguments:
-        if name in _RESERVED:
-            raise ParameterError(name, arguments[name], "reserved: the engine sets it itself")
-    variables = {
-        **arguments,
-        "messages": [check_message(message) for message in messages],
-        "tools": tools,
-        "documents": documents,
-        "add_generation_prompt": add_generation_prompt,
-    }
-    tokens = {"bos_token": bos_token, "eos_token": eos_token}
-    variables |= {name: token for name, token in tokens.items() if token is not None}
-    request = {"template": template, "variables": variables, "max_chars": MAX_CHARS}
-    try:
-        line = json.dumps(request)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ParameterError(
-            "messages", type(messages), f"cannot be sent as JSON: {error}"
-        ) from None
-    reply = _worker.ask(line, max_seconds)
-    if "error" in reply:
-        raise TemplateError(f"the chat template {reply['error']}")
-    return str(reply["text"])
-
-
-def check_message(message: Any) -> dict[str, Any]:
-    """A message as templates expect it: null content is empty text, parts are text only.
-
-    Raises:
-        ParameterError: names what is wrong.
-    """
-    if not isinstance(message, Mapping):
-        raise ParameterError("messages", message, 'an object such as {"role": …, "content": …}')
-    if not isinstance(message.get("role"), str):
-        raise ParameterError("messages", dict(message), "a message needs a role (a string)")
-    checked = dict(message)
-    content = checked.get("content")
-    if content is None:
-        checked["content"] = ""
-    elif isinstance(content, list):
-        checked["content"] = [_check_part(part) for part in content]
-    elif not isinstance(content, str):
-        raise ParameterError("content", content, "a string or a list of text parts is expected")
-    return checked
-
-
-def _check_part(part: Any) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text":
-        raise ParameterError("content", kind, "only text parts are supported by this model")
-    if not isinstance(part.get("text"), str):
-        raise ParameterError("content", part, "a text part needs a text (a string)")
-    return dict(part)
-
-
-class _Worker:
-    """The helper process: started on first use, and anew after it had to be ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """Send one request, wait for its reply; the process dies if it takes too long."""
-        with self._lock:
-            process = self._running()
-            reply = self._exchange(process, line.encode("utf-8") + b"\n", seconds)
-        if reply is None:
-            return {"error": f"took longer than {seconds} s, or more memory than it may, to render"}
-        answer: dict[str, Any] = json.loads(reply)
-        return answer
-
-    def stop(self) -> None:
-        """End the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.stop()
-            script = Path(__file__).with_name("template_worker.py")
-            self._process = subprocess.Popen(
-                [sys.executable, str(script), str(MAX_MEMORY)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TZ": _time_zone()},
-                start_new_session=True,  # Ctrl-C is for the caller
+    chosen = as_template(template)
+    for name in template_kwargs:
+        if name in RESERVED:
+            raise ParameterError(
+                f"chat_template_kwargs.{name}", template_kwargs[name], "this name is reserved"
             )
-            hello = {"template": "", "variables": {"messages": []}, "max_chars": 1}
-            line = json.dumps(hello).encode() + b"\n"
-            if self._exchange(self._process, line, _START_SECONDS) is None:
-                raise TemplateError("the process that renders chat templates did not start")
-        return self._process
-
-    def _exchange(
-        self, process: subprocess.Popen[bytes], line: bytes, seconds: float
-    ) -> bytes | None:
-        """Write a line and read one; None, and no process any more, if that took too long."""
-        if process.stdin is None or process.stdout is None:
-            raise TemplateError("the process that renders chat templates has no pipes")
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            return _read_line(process.stdout.fileno(), monotonic() + seconds)
-        except (BrokenPipeError, EOFError, TimeoutError):
-            self.stop()
-            return None
-        except BaseException:  # Ctrl-C in between: the next reply would answer the last question
-            self.stop()
-            raise
-
-
-def _read_line(fd: int, deadline: float) -> bytes:
-    """Read up to the end of a line; TimeoutError at the deadline, EOFError if the pipe closes."""
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        left = deadline - monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
-            raise TimeoutError
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
+    chat = normalize_messages(
+        messages,
+        as_list=chosen.facts.content_as_list,
+        wrap_strings=not chosen.facts.asks_if_string,
+    )
+    if continue_final_message:
+        _mark_end(chat, add_generation_prompt)
+    text = chosen.run(
+        {
+            **{name: plain_data(value, name) for name, value in template_kwargs.items()},
+            "messages": chat,
+            "tools": plain_data(tools, "tools"),
+            "documents": plain_data(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+            **{
+                k: v
+                for k, v in (("bos_token", bos_token), ("eos_token", eos_token))
+                if v is not None
+            },
+        }
+    )
+    return _cut_at_mark(text) if continue_final_message else text
 
 
-def _time_zone() -> str:
-    return os.environ.get("TZ", "")
+def _mark_end(chat: list[dict[str, object]], add_generation_prompt: bool) -> None:
+    """Put a mark after the final message's text, so that the rendered text can be cut there."""
+    name = "continue_final_message"
+    if add_generation_prompt:
+        raise ParameterError(name, True, "contradicts add_generation_prompt; set that to false")
+    if not chat or chat[-1].get("role") != "assistant":
+        role = chat[-1].get("role") if chat else None
+        raise ParameterError(name, True, f"the last message must be the assistant's, not {role!r}")
+    last = chat[-1]
+    content = last.get("content")
+    if isinstance(content, list):
+        part = content[-1] if content else None
+        if not isinstance(part, dict) or not str(part.get("text", "")).strip():
+            raise ParameterError(name, True, "the last message has no text to continue")
+        last["content"] = [*content[:-1], {**part, "text": f"{part['text']}{_TAIL}"}]
+        return
+    if not isinstance(content, str) or not content.strip():
+        raise ParameterError(name, True, "the last message has no text to continue")
+    last["content"] = content + _TAIL
 
 
-_worker = _Worker()
-atexit.register(_worker.stop)
+def _cut_at_mark(text: str) -> str:
+    """Cut at the mark, as transformers does: a template that trims gets its text trimmed."""
+    place = text.rfind(_TAIL.strip())
+    if place < 0:
+        raise ParameterError(
+            "continue_final_message",
+            True,
+            "this model's template leaves out or changes the last message, so it cannot be "
+            "continued",
+        )
+    head = text[:place]
+    return head if text[place:].startswith(_TAIL) else head.rstrip()
+
+
+@functools.lru_cache(maxsize=32)
+def read_facts(source: str) -> TemplateFacts:
+    """What `source` tells about itself.
+
+    Raises:
+        TemplateError: it does not parse.
+    """
+    try:
+        tree = environment().parse(source)
+    except jinja2.exceptions.TemplateSyntaxError as error:
+        raise TemplateError(
+            f"the chat template does not parse, line {error.lineno}: {error.message}"
+        ) from error
+    except RecursionError as error:
+        raise TemplateError("the chat template is nested too deeply to parse") from error
+    contents = {
+        node.target.name
+        for node in tree.find_all(nodes.Assign)
+        if isinstance(node.target, nodes.Name) and _is_content(node.node, frozenset())
+    }
+    return TemplateFacts(
+        content_as_list=any(
+            _is_content(loop.iter, frozenset(contents)) for loop in tree.find_all(nodes.For)
+        ),
+        asks_if_string=any(test.name == "string" for test in tree.find_all(nodes.Test)),
+        compared=frozenset(_compared(tree)),
+    )
+
+
+def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:
+    """Whether `node` is a message's content, maybe through filters."""
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return (
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Const)
+        and node.arg.value == "content"
+    )
+
+
+def _compared(tree: nodes.Template) -> list[str]:
+    """Text constants inside comparisons and call arguments."""
+    found = []
+    for asking in tree.find_all((nodes.Compare, nodes.Call)):
+        for constant in asking.find_all(nodes.Const):
+            if isinstance(constant.value, str) and re.search(r"\S", constant.value):
+                found.append(constant.value)
+    return found

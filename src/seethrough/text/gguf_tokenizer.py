@@ -1,292 +1,254 @@
-"""Knows how a GGUF file's `tokenizer.*` metadata describes a tokenizer; reads no file itself.
-
-Two models: `gpt2` is byte-level BPE, cut first by a pattern that `tokenizer.ggml.pre` names;
-`llama` is SentencePiece BPE, where scores say which pieces join first.
-"""
+"""Knows the `tokenizer.*` keys of a GGUF file, and builds a tokenizer from them; reads no file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
-import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
+import numpy as np
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import Tokenizer as Backend
 
 from ..errors import TokenizerError
+from . import pretokenizers
+from .sentencepiece_merges import merges_from_scores
 from .tokenizer import TokenizerSources
 
-# tokenizer.ggml.token_type, from the GGUF specification.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_LLAMA3 = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-)
-
-# tokenizer.ggml.pre -> how text is cut before merging. "gpt2" is the pattern of the byte-level
-# pre-tokenizer itself; "digits" splits digits one by one before it.
-_PRE: Mapping[str, str] = {
-    **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jina-v2-en", "phi-2"), "gpt2"),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), "digits"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "tekken": _TEKKEN,
-}
-_IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_NFC = ("qwen2", "deepseek-r1-qwen", "megrez")
+# tokenizer.ggml.token_type (gguf-py, class TokenType).
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+T = TypeVar("T")
+D = TypeVar("D")
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def build(metadata: Mapping[str, object]) -> tuple[tokenizers.Tokenizer, TokenizerSources]:
-    """The backend and the other facts that the metadata holds.
+@dataclass(frozen=True)
+class _Vocabulary:
+    tokens: list[str]
+    types: list[int]
+    unique: dict[str, int]  # spelling (made unique) -> id
+    repeated: dict[int, str]  # id -> spelling, where an earlier id has it
+
+    def of_type(self, *kinds: int) -> list[str]:
+        return [
+            token
+            for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in kinds and token_id not in self.repeated and token
+        ]
+
+
+def build(metadata: Mapping[str, object]) -> tuple[Backend, TokenizerSources]:
+    """The tokenizer that the metadata describes.
 
     Raises:
-        TokenizerError: a key is missing, has a wrong type, or names an unknown kind.
+        TokenizerError: names the key that is missing, unknown, or of a wrong type or length.
     """
-    reader = _Metadata(metadata)
-    model = reader.text("model")
-    if model not in ("gpt2", "llama"):
-        raise TokenizerError(f"{reader.key('model')} = {model!r} is not supported: gpt2, llama")
-    tokens = reader.strings("tokens")
-    types = reader.token_types(len(tokens))
-    vocab, repeated = _vocabulary(tokens)
-    leading_space = model == "llama" and reader.flag("add_space_prefix", True)
+    model = _get(metadata, "tokenizer.ggml.model", str)
+    vocabulary = _vocabulary(metadata)
     if model == "gpt2":
-        backend = _byte_level(reader, vocab)
+        backend, bos_default = _byte_level(metadata, vocabulary)
+        leading_space = False
+    elif model == "llama":
+        backend, bos_default = _sentencepiece(metadata, vocabulary), True
+        leading_space = _get_or(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
     else:
-        backend = _sentencepiece(reader, tokens, vocab, types, leading_space)
-    _add_marked_tokens(backend, tokens, types, repeated)
-    named = {key: reader.token_id(key, len(tokens)) for key in (*_END_KEYS, "bos_token_id")}
-    bos, eos = named["bos_token_id"], named["eos_token_id"]
-    # SentencePiece models begin with BOS unless the file says otherwise, byte-level ones do not.
-    add_bos = reader.flag("add_bos_token", model == "llama")
-    add_eos = reader.flag("add_eos_token", False)
-    backend.post_processor = _post_processor(
-        tokens, bos if add_bos else None, eos if add_eos else None
-    )
-    pad = reader.token_id("padding_token_id", len(tokens))
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError("tokenizer.chat_template must be a string")
-    return backend, TokenizerSources(
-        bos_token=None if bos is None else tokens[bos],
-        eos_token=None if eos is None else tokens[eos],
-        pad_token=None if pad is None else tokens[pad],
-        eos_token_ids=frozenset(i for key in _END_KEYS if (i := named[key]) is not None),
-        chat_template=template,
-        chat_templates={} if template is None else {"default": template},
-        leading_space=leading_space,
-        repeated=repeated,
-    )
-
-
-class _Metadata:
-    """Typed access to the `tokenizer.ggml.*` keys; every error names the key."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
-
-    @staticmethod
-    def key(name: str) -> str:
-        return f"tokenizer.ggml.{name}"
-
-    def get(self, name: str) -> object:
-        return self._values.get(self.key(name))
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.get(name)
-        value = default if value is None else value
-        if not isinstance(value, str):
-            raise self._error(name, "a string", value)
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._error(name, "true or false", value)
-        return value
-
-    def strings(self, name: str) -> list[str]:
-        value = self.get(name)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(name, "a list of strings", value)
-        return value
-
-    def scores(self, count: int) -> list[float]:
-        value = self.get("scores")
-        numbers = isinstance(value, list) and all(
-            isinstance(item, (int, float)) and not isinstance(item, bool) for item in value
+        raise TokenizerError(
+            f"tokenizer.ggml.model is {model!r}; supported are 'gpt2' (byte-level BPE) and "
+            "'llama' (SentencePiece BPE)"
         )
-        if not numbers or not isinstance(value, list):
-            raise self._error("scores", "a list of numbers", value)
-        if len(value) != count:
-            raise TokenizerError(f"{self.key('scores')} has {len(value)} entries, expected {count}")
-        return value
+    _add_markers(backend, vocabulary)
+    _add_ends(backend, metadata, vocabulary, bos_default)
+    return backend, _sources(metadata, vocabulary, leading_space)
 
-    def token_types(self, count: int) -> list[int]:
-        """One type per token; all normal where the file does not say."""
-        value = self.get("token_type")
-        if value is None:
-            return [_NORMAL] * count
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise self._error("token_type", "a list of integers", value)
-        if len(value) != count:
+
+def _byte_level(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> tuple[Backend, bool]:
+    family = pretokenizers.family(_get_or(metadata, "tokenizer.ggml.pre", str, "default"))
+    merges = _list(metadata, "tokenizer.ggml.merges", str)
+    pairs = []
+    for place, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if not left or not right or left + right not in vocabulary.unique:
             raise TokenizerError(
-                f"{self.key('token_type')} has {len(value)} entries, expected {count}"
+                f"tokenizer.ggml.merges[{place}] is {merge!r}: expected two pieces parted by a "
+                "space, whose join is in tokenizer.ggml.tokens"
             )
-        return value
-
-    def token_id(self, name: str, count: int) -> int | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if type(value) is not int:
-            raise self._error(name, "a token id", value)
-        if not 0 <= value < count:
-            raise TokenizerError(f"{self.key(name)} = {value}, but there are {count} tokens")
-        return value
-
-    def _error(self, name: str, expected: str, found: object) -> TokenizerError:
-        what = "is missing" if found is None else f"is of type {type(found).__name__}"
-        return TokenizerError(f"{self.key(name)} {what}, expected {expected}")
-
-
-def _vocabulary(tokens: Sequence[str]) -> tuple[dict[str, int], dict[int, str]]:
-    """Spelling -> id, and the entries whose spelling an earlier one has."""
-    vocab: dict[str, int] = {}
-    repeated: dict[int, str] = {}
-    for token_id, token in enumerate(tokens):
-        if vocab.setdefault(token, token_id) != token_id:
-            repeated[token_id] = token
-    for token_id, token in repeated.items():  # an id without a spelling of its own is never made
-        vocab[f"\x00repeated {token_id} {token}"] = token_id
-    return vocab, repeated
-
-
-def _byte_level(reader: _Metadata, vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    if reader.get("merges") is None:
-        raise TokenizerError(
-            f"{reader.key('merges')} is missing: byte-level BPE cannot cut text without its merges"
-        )
-    merges = []
-    for place, merge in enumerate(reader.strings("merges")):
-        left, space, right = merge.partition(" ")
-        if not space or not {left, right, left + right} <= vocab.keys():
-            raise TokenizerError(f"{reader.key('merges')}[{place}] = {merge!r} is not a merge")
-        merges.append((left, right))
-    pre = reader.text("pre", "default")
-    if pre not in _PRE:
-        raise TokenizerError(
-            f"{reader.key('pre')} = {pre!r} is not supported; known: {', '.join(sorted(_PRE))}"
-        )
-    ignore = pre in _IGNORE_MERGES
-    backend = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=ignore))
-    if pre in _NFC:
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(_PRE[pre])
+        pairs.append((left, right))
+    backend = Backend(_bpe(vocabulary, pairs, ignore_merges=family.ignore_merges))
+    composed = pretokenizers.normalizer(family)
+    if composed is not None:
+        backend.normalizer = composed
+    backend.pre_tokenizer = pretokenizers.pre_tokenizer(family)
     backend.decoder = decoders.ByteLevel()
-    return backend
+    return backend, family.add_bos
 
 
-def _pre_tokenizer(pattern: str) -> Any:
-    byte_level = pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=pattern in ("gpt2", "digits")
-    )
-    if pattern == "gpt2":
-        return byte_level
-    if pattern == "digits":
-        first: Any = pre_tokenizers.Digits(individual_digits=True)
-    else:
-        first = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([first, byte_level])
-
-
-def _sentencepiece(
-    reader: _Metadata,
-    tokens: Sequence[str],
-    vocab: dict[str, int],
-    types: Sequence[int],
-    leading_space: bool,
-) -> tokenizers.Tokenizer:
-    scores = reader.scores(len(tokens))
-    unknown = reader.token_id("unknown_token_id", len(tokens))
-    if unknown is None:
-        unknown = next((i for i, kind in enumerate(types) if kind == _UNKNOWN), None)
-    backend = tokenizers.Tokenizer(
-        BPE(
-            vocab=vocab,
-            merges=_merges_from_scores(tokens, scores, types, vocab),
-            unk_token=None if unknown is None else tokens[unknown],
+def _sentencepiece(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> Backend:
+    scores = _list(metadata, "tokenizer.ggml.scores", float)
+    _same_length("tokenizer.ggml.scores", scores, vocabulary.tokens)
+    mergeable = {
+        token: scores[token_id]
+        for token, token_id in vocabulary.unique.items()
+        if vocabulary.types[token_id] in (NORMAL, USER_DEFINED)
+    }
+    pairs = merges_from_scores(mergeable, vocabulary.unique)
+    unknown = _id(metadata, "unknown_token_id", vocabulary)
+    if unknown is None and UNKNOWN in vocabulary.types:
+        unknown = vocabulary.types.index(UNKNOWN)
+    backend = Backend(
+        _bpe(
+            vocabulary,
+            pairs,
+            byte_fallback=BYTE in vocabulary.types,
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
-            byte_fallback=True,
         )
     )
     backend.normalizer = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if leading_space:
+    if _get_or(metadata, "tokenizer.ggml.add_space_prefix", bool, True):
         steps.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(steps)
     return backend
 
 
-def _merges_from_scores(
-    tokens: Sequence[str],
-    scores: Sequence[float],
-    types: Sequence[int],
-    vocab: Mapping[str, int],
-) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best score first.
-
-    SentencePiece joins the neighbours whose union has the highest score; ranked merges say the
-    same. Pieces of another kind (control, byte, unused) never come out of plain text.
-    """
-    mergeable = {t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL}
-    found = []
-    for token_id, piece in enumerate(tokens):
-        if types[token_id] != _NORMAL or vocab[piece] != token_id:
-            continue
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in mergeable and right in mergeable:
-                found.append((-scores[token_id], token_id, left, right))
-    found.sort()
-    return [(left, right) for _, _, left, right in found]
+def _bpe(vocabulary: _Vocabulary, pairs: list[tuple[str, str]], **options: object) -> models.BPE:
+    try:
+        return models.BPE(vocab=vocabulary.unique, merges=pairs, **options)
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"the vocabulary and its merges do not fit: {error}") from error
 
 
-def _add_marked_tokens(
-    backend: tokenizers.Tokenizer,
-    tokens: Sequence[str],
-    types: Sequence[int],
-    repeated: Mapping[int, str],
+def _add_markers(backend: Backend, vocabulary: _Vocabulary) -> None:
+    control = vocabulary.of_type(CONTROL, UNKNOWN)
+    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in control])
+    plain = vocabulary.of_type(USER_DEFINED)
+    backend.add_tokens([AddedToken(token, normalized=False) for token in plain])
+
+
+def _add_ends(
+    backend: Backend, metadata: Mapping[str, object], vocabulary: _Vocabulary, bos_default: bool
 ) -> None:
-    """Control and user-defined tokens are found in text as they are spelled."""
-    marked = []
-    for token_id, kind in enumerate(types):
-        special = kind in (_CONTROL, _UNKNOWN)
-        if token_id not in repeated and tokens[token_id] and (special or kind == _USER_DEFINED):
-            token = tokenizers.AddedToken(tokens[token_id], special=special, normalized=False)
-            marked.append(token)
-    backend.add_tokens(marked)
+    """Put BOS before and EOS after a prompt, as the file says."""
+    bos = _id(metadata, "bos_token_id", vocabulary)
+    eos = _id(metadata, "eos_token_id", vocabulary)
+    asked_bos = _get_or(metadata, "tokenizer.ggml.add_bos_token", bool, None)
+    asked_eos = _get_or(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+    if (asked_bos and bos is None) or (asked_eos and eos is None):
+        raise TokenizerError(
+            "add_bos_token or add_eos_token is set, but tokenizer.ggml.bos_token_id or "
+            "eos_token_id is missing"
+        )
+    ends = {}
+    template = "$A"
+    if bos is not None and (bos_default if asked_bos is None else asked_bos):
+        ends[vocabulary.tokens[bos]] = bos
+        template = f"{vocabulary.tokens[bos]} {template}"
+    if eos is not None and asked_eos:
+        ends[vocabulary.tokens[eos]] = eos
+        template = f"{template} {vocabulary.tokens[eos]}"
+    if ends:
+        parts = template.split(" ")
+        backend.post_processor = processors.TemplateProcessing(
+            single=parts, special_tokens=list(ends.items())
+        )
 
 
-def _post_processor(tokens: Sequence[str], bos: int | None, eos: int | None) -> Any:
-    """Puts BOS and EOS around a text, where the file asks for it."""
-    if bos is None and eos is None:
-        return None
-    first = [] if bos is None else [tokens[bos]]
-    last = [] if eos is None else [tokens[eos]]
-    ends = {tokens[i]: i for i in (bos, eos) if i is not None}
-    return processors.TemplateProcessing(
-        single=[*first, "$A", *last], special_tokens=list(ends.items())
+def _sources(
+    metadata: Mapping[str, object], vocabulary: _Vocabulary, leading_space: bool
+) -> TokenizerSources:
+    def spelling(key: str) -> str | None:
+        token_id = _id(metadata, key, vocabulary)
+        return None if token_id is None else vocabulary.tokens[token_id]
+
+    ends = (_id(metadata, key, vocabulary) for key in _END_KEYS)
+    template = _get_or(metadata, "tokenizer.chat_template", str, None)
+    names = _list(metadata, "tokenizer.chat_templates", str, required=False)
+    named = {name: _get(metadata, f"tokenizer.chat_template.{name}", str) for name in names}
+    if template is not None:
+        named["default"] = template
+    return TokenizerSources(
+        bos_token=spelling("bos_token_id"),
+        eos_token=spelling("eos_token_id"),
+        pad_token=spelling("padding_token_id"),
+        eos_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
+        chat_template=template,
+        chat_templates=named,
+        leading_space=leading_space,
+        repeated=vocabulary.repeated,
     )
+
+
+def _vocabulary(metadata: Mapping[str, object]) -> _Vocabulary:
+    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    if not tokens:
+        raise TokenizerError("tokenizer.ggml.tokens is empty")
+    types = _list(metadata, "tokenizer.ggml.token_type", int, required=False)
+    types = types or [NORMAL] * len(tokens)
+    _same_length("tokenizer.ggml.token_type", types, tokens)
+    bad = next((kind for kind in types if not NORMAL <= kind <= BYTE), None)
+    if bad is not None:
+        raise TokenizerError(f"tokenizer.ggml.token_type holds {bad}; known types are 1 to 6")
+    unique: dict[str, int] = {}
+    repeated: dict[int, str] = {}
+    for token_id, token in enumerate(tokens):
+        if token in unique:
+            repeated[token_id] = token
+            token = f"\x00repeated {token_id}"  # reachable by no text; shown as it is spelled
+        unique[token] = token_id
+    return _Vocabulary(tokens, types, unique, repeated)
+
+
+def _get(metadata: Mapping[str, object], key: str, kind: type[T]) -> T:
+    if metadata.get(key) is None:
+        raise TokenizerError(f"{key} is missing from the GGUF metadata")
+    return _checked(metadata[key], key, kind)
+
+
+def _get_or(metadata: Mapping[str, object], key: str, kind: type[T], default: D) -> T | D:
+    return default if metadata.get(key) is None else _checked(metadata[key], key, kind)
+
+
+def _list(
+    metadata: Mapping[str, object], key: str, kind: type[T], *, required: bool = True
+) -> list[T]:
+    value = metadata.get(key)
+    if value is None and not required:
+        return []
+    if value is None:
+        raise TokenizerError(
+            f"{key} is missing from the GGUF metadata: the tokenizer cannot be built without it. "
+            "Convert the model again with a current converter."
+        )
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, (list, tuple)):
+        raise TokenizerError(f"{key} must be a list, found {type(value).__name__}")
+    return [
+        item if type(item) is kind else _checked(item, f"{key}[{place}]", kind)
+        for place, item in enumerate(items)
+    ]
+
+
+def _checked(value: object, key: str, kind: type[T]) -> T:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
+        plain = float(plain)
+    if type(plain) is not kind:
+        raise TokenizerError(f"{key} must be of type {kind.__name__}, found {repr(value)[:80]}")
+    return plain
+
+
+def _id(metadata: Mapping[str, object], name: str, vocabulary: _Vocabulary) -> int | None:
+    key = f"tokenizer.ggml.{name}"
+    token_id = _get_or(metadata, key, int, None)
+    if token_id is not None and not 0 <= token_id < len(vocabulary.tokens):
+        raise TokenizerError(
+            f"{key} is {token_id}, but the vocabulary has {len(vocabulary.tokens)} tokens"
+        )
+    return token_id
+
+
+def _same_length(key: str, values: Sequence[object], tokens: Sequence[str]) -> None:
+    if len(values) != len(tokens):
+        raise TokenizerError(
+            f"{key} has {len(values)} entries, but tokenizer.ggml.tokens has {len(tokens)}"
+        )

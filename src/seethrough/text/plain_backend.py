@@ -25,7 +25,8 @@ def build_plain(
     hidden = {spelling: f"\x00{secrets.token_hex(16)}" for spelling in added.values()}
     _hide(state["model"], hidden)
     opening = tokenizers.Tokenizer.from_str(json.dumps(state))
-    _no_prefix_inside(state["pre_tokenizer"])
+    if not _drop_first_prefix(state["pre_tokenizer"]):
+        return {True: opening, False: opening}
     return {True: opening, False: tokenizers.Tokenizer.from_str(json.dumps(state))}
 
 
@@ -49,11 +50,12 @@ def _hide(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
         ]
 
 
-def _no_prefix_inside(pre_tokenizer: dict[str, Any] | None) -> None:
-    """A Metaspace that prefixes only the first part of a text must not prefix a later one."""
+def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Stop a Metaspace that prefixes only a text's first part; whether there was one."""
     if pre_tokenizer is None:
-        return
+        return False
     if pre_tokenizer.get("prepend_scheme") == "first":
         pre_tokenizer["prepend_scheme"] = "never"
-    for inner in pre_tokenizer.get("pretokenizers", []):
-        _no_prefix_inside(inner)
+        return True
+    dropped = [_drop_first_prefix(inner) for inner in pre_tokenizer.get("pretokenizers", [])]
+    return any(dropped)

@@ -41,6 +41,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "request": to_json(trace.output, 0.0),
         "prompt_tokens": trace.prompt_tokens,
         "output_tokens": trace.output_tokens,
+        "texts": {str(token_id): text for token_id, text in trace.texts.items()},
         "arrays": [_describe(trace, key) for key in trace.keys()],  # noqa: SIM118
         "omitted": [lost._asdict() for lost in trace.omitted],
         "steps": [_step(step) for step in trace.steps],

@@ -61,7 +61,7 @@ class Omitted(NamedTuple):
 
 def row_axis(name: str) -> int:
     """The axis of a value that runs over tokens."""
-    return 1 if name in ("S_masked", "A", "kv_cache") else 0
+    return 1 if name in ("S_masked", "A", "kv_cache", "padded_token_ids", "attention_mask") else 0
 
 
 @dataclass(slots=True)
@@ -77,11 +77,15 @@ class StepTrace:
     text: str = ""
 
     def add(self, key: Key, piece: Piece) -> None:
-        """Append a chunk. An operation that renews a value in its stage replaces it."""
-        held = self.pieces.setdefault(key, [])
-        if held and np.array_equal(held[-1].positions, piece.positions):
-            held.pop()
-        held.append(piece)
+        """Append a chunk."""
+        self.pieces.setdefault(key, []).append(piece)
+
+    def drop_renewed(self, key: Key, positions: NDArray[np.int64]) -> int:
+        """Drop what an operation of the same stage is about to renew; its bytes."""
+        held = self.pieces.get(key)
+        if not held or not np.array_equal(held[-1].positions, positions):
+            return 0
+        return held.pop().value.nbytes
 
     def add_seconds(self, stage: str, layer: int | None, seconds: float) -> None:
         """Add to the time of a stage."""
@@ -104,6 +108,8 @@ class Trace:
     prompt_token_ids: list[int]
     prompt_tokens: list[str]
     output_tokens: list[str]
+    texts: dict[int, str]
+    """Text of every token that appears among the candidates of a step."""
     steps: list[StepTrace]
     omitted: list[Omitted]
     output: RequestOutput
@@ -117,12 +123,12 @@ class Trace:
         """What the trace holds, in the order of the stages and layers; derived values included."""
         found: dict[Key, None] = {}
         for held in self._steps(step):
-            found |= dict.fromkeys(held.pieces)
+            found |= {key: None for key, pieces in held.pieces.items() if pieces}
         for name, (stage, source_stage, source) in DERIVED.items():
             layers = [key[2] for key in found if key[:2] == (source_stage, source)]
-            layers = [layer for layer in layers if self.chosen.wants(stage, layer)]
             found |= {(stage, name, layer): None for layer in layers}
-        return sorted(found, key=_order)
+        # A source may be here only for what is derived from it.
+        return sorted((k for k in found if self.chosen.wants(k[0], k[2])), key=_order)
 
     def array(
         self,
@@ -144,22 +150,20 @@ class Trace:
         Raises:
             TraceError: the trace does not hold it; the message says what it holds.
         """
-        name = name or self._main_value(stage)
-        layer = self._only_layer(stage, name) if layer is None else layer
-        source = DERIVED.get(name)
-        key = (source[1], source[2], layer) if source else (stage, name, layer)
-        pieces = [p for held in self._steps(step) for p in held.pieces.get(key, ())]
+        name = name or self.main_value(stage)
+        layer = self.only_layer(stage, name) if layer is None else layer
+        source = _source(stage, name)
+        pieces = [p for held in self._steps(step) for p in held.pieces.get((*source, layer), ())]
         if not pieces or not self.chosen.wants(stage, layer):
             raise TraceError(self._missing(stage, name, layer, step))
-        value = _join(key[1], [piece.value for piece in pieces])
-        if source:
+        value = _join(source[1], [piece.value for piece in pieces])
+        if source != (stage, name):
             value = _softmax(value)
         return value if head is None else self._one_head(value, name, head)
 
     def positions(self, stage: str, name: str, layer: int | None = None) -> list[int]:
         """The positions of a value's rows, over all steps."""
-        source = DERIVED.get(name)
-        key = (source[1], source[2], layer) if source else (stage, name, layer)
+        key = (*_source(stage, name), layer)
         pieces = [p for held in self.steps for p in held.pieces.get(key, ())]
         return [int(position) for piece in pieces for position in piece.positions]
 
@@ -182,7 +186,7 @@ class Trace:
             raise TraceError(f"no step {step}; the trace has {len(self.steps)}, from 0")
         return [self.steps[step]]
 
-    def _main_value(self, stage: str) -> str:
+    def main_value(self, stage: str) -> str:
         """The first output of the stage that the trace holds."""
         if stage not in STAGE:
             raise TraceError(f"no stage {stage!r}; known: {', '.join(STAGE)}")
@@ -192,7 +196,7 @@ class Trace:
             raise TraceError(self._missing(stage, None, None, None))
         return names[0]
 
-    def _only_layer(self, stage: str, name: str) -> int | None:
+    def only_layer(self, stage: str, name: str) -> int | None:
         layers = [key[2] for key in self.keys() if key[:2] == (stage, name)]
         if len(layers) > 1:
             raise TraceError(f"{stage} {name} exists in {len(layers)} layers: say which (layer=)")
@@ -216,8 +220,10 @@ class Trace:
             for part in (stage, name, None if layer is None else f"layer {layer}")
             if part is not None
         )
+        source_stage, source = (stage, None) if name is None else _source(stage, name)
         for lost in self.omitted:
-            if lost.stage == stage and name in (None, lost.name) and layer in (None, lost.layer):
+            asked = lost.stage == source_stage and source in (None, lost.name)
+            if asked and layer in (None, lost.layer):
                 return (
                     f"{wanted} did not fit into the trace's byte budget "
                     f"({self.chosen.byte_budget} bytes); raise it or choose fewer stages"
@@ -225,6 +231,12 @@ class Trace:
         held = sorted({key[:2] for key in self.keys(step)}, key=lambda k: _order((*k, None)))
         names = ", ".join(f"{s} {n}" for s, n in held) or "nothing"
         return f"the trace does not hold {wanted}. It holds: {names}"
+
+
+def _source(stage: str, name: str) -> tuple[str, str]:
+    """Stage and name of the value that is kept: its own, or what a derived value comes from."""
+    derived = DERIVED.get(name)
+    return derived[1:] if derived and derived[0] == stage else (stage, name)
 
 
 def _order(key: Key) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from seethrough.engine.outputs import RequestOutput
+from seethrough.engine.outputs import RequestOutput, token_text
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kv.pool import KVPool
 from seethrough.model.program import Op
@@ -23,6 +23,7 @@ from seethrough.sampling.softmax import Row
 from seethrough.text.tokenizer import Tokenizer
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET, TraceFilter
 from seethrough.trace.trace import (
+    DERIVED,
     HEAD_AXIS,
     KV_VALUES,
     Key,
@@ -84,7 +85,7 @@ class Tracer:
         self._spec = spec
         self._filter = chosen
         self._left = chosen.byte_budget
-        self._omitted: list[Omitted] = []
+        self._omitted: dict[Omitted, None] = {}
         self._steps: list[StepTrace] = [StepTrace(0)]
         self._prompt: tuple[str | None, list[int], list[str]] = (None, [], [])
         self._tokenize_seconds = 0.0
@@ -101,7 +102,7 @@ class Tracer:
         self._batch, self._pool = batch, pool
         step = self._steps[-1]
         step.positions += batch.positions.tolist()
-        ids = batch.token_ids
+        ids = batch.token_ids[None]  # [B, n] with B = 1: nothing is padded
         self._keep(("S3", "padded_token_ids", None), ids)
         self._keep(("S3", "attention_mask", None), np.ones_like(ids, dtype=np.int8))
         self._keep(("S5", "positions", None), batch.positions)
@@ -159,8 +160,9 @@ class Tracer:
             prompt_token_ids=ids,
             prompt_tokens=pieces,
             output_tokens=tokenizer.pieces(output.outputs[0].token_ids),
+            texts={i: token_text(tokenizer, i) for i in _candidate_ids(steps)},
             steps=steps,
-            omitted=self._omitted,
+            omitted=list(self._omitted),
             output=output,
         )
 
@@ -175,7 +177,7 @@ class Tracer:
     def _keep(self, key: Key, value: Array) -> None:
         """Cut a value down to the chosen rows and heads, and keep it if the budget allows."""
         stage, name, layer = key
-        if not self._filter.wants(stage, layer) and name != "S_masked":
+        if not self._asked_for(stage, name, layer):
             return
         positions = self._positions_of(stage)
         if self._filter.tokens is not None:
@@ -186,11 +188,17 @@ class Tracer:
             value = np.take(value, self._heads_of(name), axis=HEAD_AXIS[name])
         if len(positions) == 0:
             return
+        self._left += self._steps[-1].drop_renewed(key, positions)
         if value.nbytes > self._left:
-            self._omitted.append(Omitted(len(self._steps) - 1, *key, value.nbytes))
+            self._omitted[Omitted(len(self._steps) - 1, *key, value.nbytes)] = None
             return
         self._left -= value.nbytes
         self._steps[-1].add(key, Piece(positions, value))
+
+    def _asked_for(self, stage: str, name: str, layer: int | None) -> bool:
+        """A value is kept for its own stage, and for the stage of what is derived from it."""
+        stages = [stage, *(to for to, *source in DERIVED.values() if source == [stage, name])]
+        return any(self._filter.wants(s, layer) for s in stages)
 
     def _positions_of(self, stage: str) -> NDArray[np.int64]:
         """Which positions the rows of a stage's value belong to."""
@@ -208,3 +216,12 @@ class Tracer:
             return list(heads)
         group = self._spec.n_heads // self._spec.n_kv_heads
         return sorted({head // group for head in heads})
+
+
+def _candidate_ids(steps: list[StepTrace]) -> list[int]:
+    """The ids that any sampling record shows, in order."""
+    shown = set()
+    for record in (step.record for step in steps if step.record is not None):
+        rows = [record.candidates, *(r for s in record.steps for r in (s.before, s.after))]
+        shown |= {candidate.token_id for row in rows for candidate in row}
+    return sorted(shown)

@@ -78,6 +78,8 @@ def _ropes(config: ConfigReader) -> tuple[RopeSpec, RopeSpec]:
     and a `rope_scaling` that means the global layers only."""
     length = config.get("max_position_embeddings")
     per_type = config.section("rope_parameters")
+    if flat := per_type.values.keys() - {"sliding_attention", "full_attention"}:
+        raise per_type.malformed(min(flat), "expected one mapping for each type of layer")
     local = per_type.section("sliding_attention")
     everywhere = per_type.section("full_attention")
     scaling = config.section("rope_scaling")

@@ -83,19 +83,26 @@ def _fields(config: ConfigReader, tensors: Tensors) -> dict[str, Any]:
 
 def _rope(config: ConfigReader, tensors: Tensors, head_dim: int, theta: float = 10_000) -> RopeSpec:
     theta = config.number("rope.freq_base", theta)
+    config.refuse("rope.scale_linear", unless=1.0)  # what files said before rope.scaling.*
     factors = tensors.get("rope_freqs.weight", tensors.get("blk.0.rope_freqs.weight"))
     if factors is not None:
-        if factors.shape != (head_dim // 2,):
-            raise CheckpointError(
-                f"{factors.name} has shape {list(factors.shape)}, expected [{head_dim // 2}]"
-            )
-        return RopeSpec("factors", theta, factors=tuple(factors.to_f32().tolist()))
+        config.refuse("rope.scaling.type", unless="none")
+        return RopeSpec("factors", theta, factors=_factors(factors, head_dim // 2))
     kind = config.get("rope.scaling.type") or "none"
     if kind == "none":
         return RopeSpec(theta=theta)
     if kind == "linear":
         return RopeSpec("linear", theta, factor=config.number("rope.scaling.factor"))
     raise config.unsupported("rope.scaling.type", kind, "known: none, linear")
+
+
+def _factors(tensor: Tensor, count: int) -> tuple[float, ...]:
+    if tensor.shape != (count,):
+        raise CheckpointError(f"{tensor.name} has shape {list(tensor.shape)}, expected [{count}]")
+    factors = tuple(tensor.to_f32().tolist())
+    if not all(0 < factor < math.inf for factor in factors):
+        raise CheckpointError(f"{tensor.name}: every factor must be positive and finite")
+    return factors
 
 
 def _read_llama(config: ConfigReader, tensors: Tensors) -> TransformerSpec:

@@ -16,12 +16,12 @@ Tensors = Mapping[str, Tensor]
 def _windows(config: ConfigReader) -> list[int | None]:
     """`use_sliding_window` switches; `layer_types`, or `max_window_layers` full layers first."""
     n_layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
+    kinds = config.layer_types("layer_types", n_layers)
     if not config.boolean("use_sliding_window", False):
         return [None] * n_layers
     if "sliding_window" in config.values and config.get("sliding_window") is None:
         return [None] * n_layers
     window = config.integer("sliding_window", 4096, most=MAX_POSITIONS)
-    kinds = config.layer_types("layer_types", n_layers)
     if kinds is None:
         full = config.count("max_window_layers", 28)
         return [None if i < full else window for i in range(n_layers)]

@@ -60,7 +60,9 @@ def read_spec(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Transforme
 
 def _pad_row(config: ConfigReader) -> int | None:
     """Absent means 1, null means none, as the family's own config has it."""
-    return config.get("pad_token_id") if "pad_token_id" in config.values else 1
+    if "pad_token_id" in config.values and config.get("pad_token_id") is None:
+        return None
+    return config.count("pad_token_id", 1)
 
 
 XGLM = Family("xglm", read_spec, NAMES, IGNORED, optional_prefix="model.")

@@ -1,0 +1,75 @@
+"""`seethrough trace`: every stage of every token with its real numbers, or one matrix of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seethrough.cli.loading import load_llm, read_prompt, report_errors
+from seethrough.cli.matrix import print_matrix
+from seethrough.cli.messages import Speaker, size_text
+from seethrough.cli.trace_view import print_trace
+from seethrough.errors import ParameterError
+from seethrough.trace.filter import DEFAULT_BYTE_BUDGET
+
+if TYPE_CHECKING:
+    from seethrough.trace.trace import Trace
+
+_DEFAULT_TOKENS = 3
+
+
+def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
+    """Trace a prompt and show what was asked for."""
+    prompt = read_prompt(arguments, speaker)
+    if arguments.max_tokens is None:
+        arguments.max_tokens = _DEFAULT_TOKENS
+    _check(arguments)
+    llm = load_llm(arguments, speaker)
+    trace = llm.trace(
+        prompt,
+        stages=_only(arguments.stage) or arguments.stages,
+        layers=_only(arguments.layer) or arguments.layers,
+        heads=_only(arguments.head) or arguments.heads,
+        tokens=_only(arguments.token) or arguments.tokens,
+        byte_budget=arguments.byte_budget or DEFAULT_BYTE_BUDGET,
+    )
+    if arguments.json:
+        print(json.dumps(trace.to_dict(), ensure_ascii=False))
+    elif arguments.stage is not None:
+        print_matrix(
+            trace, arguments.stage, arguments.value, arguments.layer, arguments.head, speaker
+        )
+    else:
+        print_trace(trace, speaker)
+    if arguments.out is not None:
+        _save(trace, arguments.out, speaker)
+    if trace.omitted:
+        first = trace.omitted[0]
+        speaker.complain(
+            "trace_omitted",
+            count=len(trace.omitted),
+            budget=size_text(trace.chosen.byte_budget),
+            first=f"{first.stage} {first.name}",
+        )
+    return report_errors(trace.output, speaker)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """One matrix is named by --stage; the others only make sense with it."""
+    for name in ("layer", "head", "token", "value"):
+        if getattr(arguments, name) is not None and arguments.stage is None:
+            raise ParameterError(f"--{name}", getattr(arguments, name), "needs --stage")
+
+
+def _only(value: Any) -> list[Any] | None:
+    return None if value is None else [value]
+
+
+def _save(trace: Trace, path: Path, speaker: Speaker) -> None:
+    try:
+        trace.save(path)
+    except OSError as error:
+        raise ParameterError("--out", str(path), str(error)) from None
+    speaker.note("trace_written", path=path)
