@@ -45,9 +45,5 @@ def _score(entry: Any, mode: str) -> str:
 
 def quoted(text: str | None) -> str:
     """A token's text with its spaces and control characters visible."""
-    return ascii_safe(repr(text or ""))
-
-
-def ascii_safe(text: str) -> str:
-    """Lone surrogates and the like as escapes: the terminal must be able to print it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = text or ""
+    return text if text.startswith("bytes:") else repr(text)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seethrough.cli.loading import load_llm, read_prompt, report_errors
 from seethrough.cli.matrix import print_matrix
@@ -13,9 +12,6 @@ from seethrough.cli.messages import Speaker, size_text
 from seethrough.cli.trace_view import print_trace
 from seethrough.errors import ParameterError
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET
-
-if TYPE_CHECKING:
-    from seethrough.trace.trace import Trace
 
 _DEFAULT_TOKENS = 3
 
@@ -44,7 +40,8 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     else:
         print_trace(trace, speaker)
     if arguments.out is not None:
-        _save(trace, arguments.out, speaker)
+        trace.save(arguments.out)
+        speaker.note("trace_written", path=arguments.out)
     if trace.omitted:
         first = trace.omitted[0]
         speaker.complain(
@@ -65,11 +62,3 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _only(value: Any) -> list[Any] | None:
     return None if value is None else [value]
-
-
-def _save(trace: Trace, path: Path, speaker: Speaker) -> None:
-    try:
-        trace.save(path)
-    except OSError as error:
-        raise ParameterError("--out", str(path), str(error)) from None
-    speaker.note("trace_written", path=path)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from seethrough.engine.outputs import to_json
+from seethrough.errors import TraceError
 from seethrough.stages import STAGE
 from seethrough.trace.trace import DERIVED, row_axis
 
@@ -30,7 +32,10 @@ def save(trace: Trace, path: Path) -> None:
         array_name(*key): np.ascontiguousarray(trace.array(key[0], key[1], layer=key[2]))
         for key in trace.keys()  # noqa: SIM118 - a method, not a mapping's
     }
-    save_file(arrays, path, metadata={"seethrough": json.dumps(manifest(trace))})
+    try:
+        save_file(arrays, path, metadata={"seethrough": json.dumps(manifest(trace))})
+    except SafetensorError as error:  # it carries what the system said
+        raise TraceError(f"the trace cannot be written to {path}: {error}") from None
 
 
 def manifest(trace: Trace) -> dict[str, Any]:
