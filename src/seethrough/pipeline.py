@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from seethrough.errors import NoCandidatesError
 from seethrough.model.positions import inverse_frequencies
 from seethrough.model.spec import LayerSpec, NormSpec, TransformerSpec
 from seethrough.sampling.params import EffectiveParams
@@ -434,6 +435,8 @@ def ban(row: Array, sequence: Running) -> Array:
     if len(sequence.output_ids) < p.min_tokens:
         ends = set(p.stop_token_ids) | (set() if p.ignore_eos else sequence.end_ids)
         row[list(ends)] = -np.inf
+    if np.isneginf(row).all():
+        raise NoCandidatesError("the bans leave no token to choose from")
     return row
 
 

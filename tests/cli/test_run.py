@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -250,6 +251,7 @@ def test_interrupt_with_json_is_one_object(process: Start, default_model: str) -
     assert running.stderr is not None
     while "context" not in running.stderr.readline():
         pass
+    time.sleep(1)  # the request is running by now
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
