@@ -54,7 +54,7 @@ def understand(checkpoint: Checkpoint) -> ModelWeights:
     _check_spec(spec, config)
     named, left_aside = _name_tensors(checkpoint, family, spec)
     spec, named, notes = _settle_head(spec, named)
-    _check_tensors(spec, named, config.where)
+    _check_tensors(spec, named, config.where, _file_names(family, spec))
     return ModelWeights(family.name, spec, named, tuple(sorted(left_aside)), notes)
 
 
@@ -187,18 +187,34 @@ def _settle_head(
     return spec, {k: v for k, v in named.items() if k != "head.weight"}, ()
 
 
-def _check_tensors(spec: TransformerSpec, named: Mapping[str, Tensor], where: str) -> None:
+def _file_names(family: Family, spec: TransformerSpec) -> dict[str, str]:
+    """Canonical name -> the name that the file's own format has for it."""
+    rules = [pair for rule in family.rules for pair in _per_layer(rule, spec)]
+    return {target: source for source, rule in rules for target in rule.targets}
+
+
+def _check_tensors(
+    spec: TransformerSpec, named: Mapping[str, Tensor], where: str, file_names: Mapping[str, str]
+) -> None:
+    """Errors name a tensor as the file does, and as we do."""
+
+    def both(name: str) -> str:
+        source = file_names.get(name, name)
+        return name if source == name else f"{source} ({name})"
+
     shapes = spec.tensor_shapes()
-    missing = [name for name in shapes if name not in named]
+    missing = [both(name) for name in shapes if name not in named]
     if missing:
         raise CheckpointError(_listing(where, "missing tensors", missing))
-    surplus = [name for name in named if name not in shapes]
+    surplus = [both(name) for name in named if name not in shapes]
     if surplus:
         raise CheckpointError(_listing(where, "tensors that this config has no use for", surplus))
     for name, shape in shapes.items():
         if named[name].shape != shape:
             found = list(named[name].shape)
-            raise CheckpointError(f"{where}: {name} has shape {found}, expected {list(shape)}")
+            raise CheckpointError(
+                f"{where}: {both(name)} has shape {found}, expected {list(shape)}"
+            )
 
 
 def _listing(where: str, what: str, names: list[str]) -> str:
