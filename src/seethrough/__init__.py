@@ -8,15 +8,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from seethrough.engine.outputs import CompletionOutput, Delta, RequestOutput
+    from seethrough.engine.prompts import ChatOptions
     from seethrough.errors import SeethroughError
-    from seethrough.llm import LLM, ChatOptions, Stream
+    from seethrough.llm import LLM, Stream
     from seethrough.sampling.params import SamplingParams
     from seethrough.trace.trace import Trace
 
 # Imported on first use: `import seethrough` alone costs nothing.
 _HOMES = {
     "LLM": "seethrough.llm",
-    "ChatOptions": "seethrough.llm",
+    "ChatOptions": "seethrough.engine.prompts",
     "Stream": "seethrough.llm",
     "SamplingParams": "seethrough.sampling.params",
     "RequestOutput": "seethrough.engine.outputs",

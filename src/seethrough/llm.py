@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +18,16 @@ from typing import Any
 from seethrough.config import EngineConfig
 from seethrough.engine.load import LoadReport, Progress, load
 from seethrough.engine.outputs import Delta, RequestOutput, request_output
+from seethrough.engine.prompts import (
+    ChatOptions,
+    Encoded,
+    Message,
+    Prompt,
+    PromptReader,
+    as_prompts,
+    conversations,
+    params_for,
+)
 from seethrough.engine.request import Request, Times
 from seethrough.engine.text_output import TextOutput
 from seethrough.errors import ContextLengthError, ParameterError, TraceError
@@ -26,39 +35,11 @@ from seethrough.kv.pool import BlockTable
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.bans import prepare_bans
 from seethrough.sampling.params import EffectiveParams, SamplingParams, check_vocab, resolve
-from seethrough.text.chat import encode_chat
 from seethrough.text.tokenizer import Tokenizer
 from seethrough.trace.trace import Trace
 from seethrough.trace.tracer import DEFAULT_BYTE_BUDGET, TraceFilter, Tracer
 
-Prompt = str | Mapping[str, Any]
-Message = Mapping[str, Any]
-Encoder = Callable[[], tuple[str | None, list[int]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """How a conversation is rendered. `arguments` go to the template under their own names."""
-
-    chat_template: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def encode(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-        """The ids of the rendered conversation."""
-        return encode_chat(
-            tokenizer,
-            self.chat_template or tokenizer.chat_template,
-            messages,
-            tools=self.tools,
-            documents=self.documents,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            **self.arguments,
-        )
+Encoder = Callable[[], Encoded]
 
 
 class LLM:
@@ -88,6 +69,7 @@ class LLM:
     ) -> None:
         self._loaded = load(str(model), _config(settings), cache_dir, progress)
         self._engine = self._loaded.engine
+        self._prompts = PromptReader(self._loaded.tokenizer, self.spec.vocab_size)
         self._defaults = defaults
         self._jobs: dict[str, Job] = {}
         self._abandoned: deque[Job] = deque()
@@ -136,9 +118,9 @@ class LLM:
         Raises:
             ParameterError, ContextLengthError, CapacityError: before anything runs.
         """
-        many = _as_list(prompts)
-        asked = _params_for(len(many), params, sampling)
-        return self._complete([partial(self._encode, prompt) for prompt in many], asked)
+        many = as_prompts(prompts)
+        asked = params_for(len(many), params, sampling)
+        return self._complete([partial(self._prompts.encode, prompt) for prompt in many], asked)
 
     def chat(
         self,
@@ -153,9 +135,11 @@ class LLM:
         Raises:
             TemplateError: there is no template, or it refused the messages.
         """
-        many = _conversations(messages)
-        asked = _params_for(len(many), params, sampling)
-        return self._complete([partial(self._render, chat, template) for chat in many], asked)
+        many = conversations(messages)
+        asked = params_for(len(many), params, sampling)
+        return self._complete(
+            [partial(self._prompts.render, chat, template) for chat in many], asked
+        )
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
@@ -166,8 +150,8 @@ class LLM:
         `.output()` then holds what was there. A stream that is dropped unfinished (a `break`, an
         exception in the loop) ends before the next step or request.
         """
-        (param,) = _params_for(1, params, sampling)
-        return Stream(self, self._admit(partial(self._encode, prompt), param))
+        (param,) = params_for(1, params, sampling)
+        return Stream(self, self._admit(partial(self._prompts.encode, prompt), param))
 
     def stream_chat(
         self,
@@ -178,8 +162,8 @@ class LLM:
         **sampling: Any,
     ) -> Stream:
         """`chat` for one conversation, token by token."""
-        (param,) = _params_for(1, params, sampling)
-        return Stream(self, self._admit(partial(self._render, messages, template), param))
+        (param,) = params_for(1, params, sampling)
+        return Stream(self, self._admit(partial(self._prompts.render, messages, template), param))
 
     def trace(
         self,
@@ -206,9 +190,9 @@ class LLM:
         if self._engine.busy:
             raise TraceError("a stream of this LLM is still open: finish or close it first")
         chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
-        (param,) = _params_for(1, params, sampling)
+        (param,) = params_for(1, params, sampling)
         tracer = Tracer(self.spec, chosen)
-        job = self._admit(partial(self._encode, prompt), param, tracer)
+        job = self._admit(partial(self._prompts.encode, prompt), param, tracer)
         try:
             if len(job.requests) > 1:
                 raise ParameterError("n", len(job.requests), "a trace follows one sample")
@@ -292,45 +276,6 @@ class LLM:
             raise
         return job
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """S1 and S2, or ids exactly as given."""
-        if isinstance(prompt, str):
-            encoded = self.tokenizer.encode(prompt)
-            if not encoded:
-                why = "it gives no token, and this tokenizer adds no BOS token"
-                raise ParameterError("prompt", prompt, why)
-            return prompt, self._checked(encoded)
-        if not isinstance(prompt, Mapping) or set(prompt) - {"prompt", "prompt_token_ids"}:
-            why = 'a string, {"prompt": "..."} or {"prompt_token_ids": [...]} is expected'
-            raise ParameterError("prompt", prompt, why)
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        if text is not None and not isinstance(text, str):
-            raise ParameterError("prompt", text, "a string is expected")
-        if ids is not None:
-            return text, self._checked(ids)
-        return self._encode(text or "")
-
-    def _render(
-        self, messages: Sequence[Message], options: ChatOptions | None
-    ) -> tuple[str | None, list[int]]:
-        """A conversation: rendered whole, then tokenized without adding special tokens."""
-        options = options or ChatOptions()
-        ids = self._checked(options.encode(self.tokenizer, messages))
-        return self.tokenizer.decode(ids, skip_special_tokens=False), ids
-
-    def _checked(self, ids: Sequence[Any]) -> list[int]:
-        if not isinstance(ids, Sequence) or isinstance(ids, (str, bytes)):
-            raise ParameterError("prompt_token_ids", ids, "a list of token ids is expected")
-        if not ids:
-            raise ParameterError("prompt_token_ids", ids, "at least one token is needed")
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise ParameterError("prompt_token_ids", token_id, "is not an integer")
-            if not 0 <= token_id < self.spec.vocab_size:
-                why = f"the embedding table has the ids 0 to {self.spec.vocab_size - 1}"
-                raise ParameterError("prompt_token_ids", token_id, why)
-        return list(ids)
-
     def _max_tokens(self, prompt_tokens: int, params: EffectiveParams) -> int:
         """The output limit; unset fills the context."""
         room = self.max_model_len - prompt_tokens
@@ -411,39 +356,3 @@ def _config(settings: Mapping[str, Any]) -> EngineConfig:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ParameterError(name, value, f"no such engine setting; known: {known}")
     return EngineConfig(**settings)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise ParameterError("prompts", prompts, "a prompt or a list of prompts is expected")
-    return list(prompts)
-
-
-def _params_for(
-    count: int,
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    sampling: Mapping[str, Any],
-) -> list[SamplingParams]:
-    """One set of parameters per prompt, from an object, a list of objects, or keywords."""
-    if params is None:
-        return [SamplingParams.from_dict(sampling)] * count
-    if sampling:
-        name, value = next(iter(sampling.items()))
-        raise ParameterError(name, value, "give either a SamplingParams or keywords, not both")
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise ParameterError("params", params, "SamplingParams or a list of them is expected")
-    if len(params) != count:
-        raise ParameterError("params", len(params), f"there are {count} prompts")
-    return list(params)
-
-
-def _conversations(messages: Any) -> list[Sequence[Message]]:
-    if not isinstance(messages, Sequence):
-        raise ParameterError("messages", messages, "a list of messages is expected")
-    if messages and all(isinstance(m, Sequence) and not isinstance(m, str) for m in messages):
-        return list(messages)
-    return [messages]

@@ -11,7 +11,8 @@ import pytest
 from seethrough import LLM
 from seethrough.errors import TraceError
 from seethrough.stages import STAGE
-from seethrough.trace.trace import HEAD_AXIS, KV_VALUES, Trace, row_axis
+from seethrough.trace.trace import Trace
+from seethrough.trace.values import HEAD_AXIS, KV_VALUES, row_axis
 
 Opened = Callable[..., LLM]
 TEXT = "the quick brown fox jumps over the lazy dog"

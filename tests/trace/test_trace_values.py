@@ -19,7 +19,8 @@ from seethrough.errors import NonFiniteLogitsError, ParameterError, TraceError
 from seethrough.model import run as run_module
 from seethrough.sampling.philox import uniform
 from seethrough.stages import STAGE
-from seethrough.trace.trace import Trace, row_axis
+from seethrough.trace.trace import Trace
+from seethrough.trace.values import row_axis
 
 Opened = Callable[..., LLM]
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -14,7 +14,7 @@ from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import quoted
 from seethrough.cli.table import pad
 from seethrough.stages import STAGES, Stage
-from seethrough.trace.trace import DERIVED
+from seethrough.trace.values import DERIVED
 
 if TYPE_CHECKING:
     from seethrough.sampling.record import Candidate, SamplingRecord

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from ..errors import TokenizerError
 from . import pretokenizers
 from .sentencepiece_merges import merges_from_scores
-from .tokenizer import TokenizerSources
+from .sources import TokenizerSources
 
 # tokenizer.ggml.token_type (gguf-py, class TokenType).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -5,29 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
 
 from ..errors import TokenizerError
 from .piece_text import PieceRules, rules_from_decoder
-
-
-@dataclass(frozen=True)
-class TokenizerSources:
-    """What a tokenizer's files say beside its vocabulary."""
-
-    bos_token: str | None = None
-    eos_token: str | None = None
-    pad_token: str | None = None
-    eos_token_ids: frozenset[int] = frozenset()
-    chat_template: str | None = None
-    chat_templates: Mapping[str, str] = field(default_factory=dict)
-    # One space goes before the text, unless it opens with an added token (SentencePiece).
-    leading_space: bool = False
-    # Vocabulary entries that share their spelling with an earlier one: id -> spelling.
-    repeated: Mapping[int, str] = field(default_factory=dict)
+from .sources import TokenizerSources
 
 
 class Tokenizer:

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from ..errors import TokenizerError
-from .tokenizer import TokenizerSources
+from .sources import TokenizerSources
 
 
 def read_dir(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerSources]:

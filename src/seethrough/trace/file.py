@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from seethrough.engine.outputs import to_json
 from seethrough.errors import TraceError
 from seethrough.stages import STAGE
-from seethrough.trace.trace import DERIVED, row_axis
+from seethrough.trace.values import DERIVED, row_axis
 
 if TYPE_CHECKING:
     from seethrough.trace.trace import StepTrace, Trace

@@ -18,28 +18,11 @@ from seethrough.errors import TraceError
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.record import SamplingRecord
 from seethrough.stages import STAGE, stage_sort_key
+from seethrough.trace.file import manifest, save
 from seethrough.trace.filter import TraceFilter
+from seethrough.trace.values import DERIVED, HEAD_AXIS, KV_VALUES, Key, row_axis
 
 Array = NDArray[Any]
-Key = tuple[str, str, int | None]  # stage, value, layer
-
-# What is computed from a kept value: derived name -> (its stage, source stage, source name).
-DERIVED = {"A": ("S6.5", "S6.4", "S_masked"), "probs": ("S12", "S11", "candidate_logits")}
-
-# Values that have one entry per head, with the axis where the heads are; the last few have one
-# per key/value head, which several query heads share.
-HEAD_AXIS = {
-    "Q_heads": 1,
-    "Q_pos": 1,
-    "O_heads": 1,
-    "S_masked": 0,
-    "A": 0,
-    "K_heads": 1,
-    "V_heads": 1,
-    "K_pos": 1,
-    "kv_cache": 2,
-}
-KV_VALUES = ("K_heads", "V_heads", "K_pos", "kv_cache")
 
 
 class Piece(NamedTuple):
@@ -57,11 +40,6 @@ class Omitted(NamedTuple):
     name: str
     layer: int | None
     nbytes: int
-
-
-def row_axis(name: str) -> int:
-    """The axis of a value that runs over tokens."""
-    return 1 if name in ("S_masked", "A", "kv_cache", "padded_token_ids", "attention_mask") else 0
 
 
 @dataclass(slots=True)
@@ -169,14 +147,10 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write all arrays as safetensors, with a JSON manifest in the file's metadata."""
-        from seethrough.trace.file import save
-
         save(self, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """The trace without its arrays, ready for JSON."""
-        from seethrough.trace.file import manifest
-
         return manifest(self)
 
     def _steps(self, step: int | None) -> list[StepTrace]:

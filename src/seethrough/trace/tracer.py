@@ -22,17 +22,8 @@ from seethrough.sampling.sampler import Sampled
 from seethrough.sampling.softmax import Row
 from seethrough.text.tokenizer import Tokenizer
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET, TraceFilter
-from seethrough.trace.trace import (
-    DERIVED,
-    HEAD_AXIS,
-    KV_VALUES,
-    Key,
-    Omitted,
-    Piece,
-    StepTrace,
-    Trace,
-    row_axis,
-)
+from seethrough.trace.trace import Omitted, Piece, StepTrace, Trace
+from seethrough.trace.values import DERIVED, HEAD_AXIS, KV_VALUES, Key, row_axis
 
 __all__ = ["DEFAULT_BYTE_BUDGET", "TraceFilter", "Tracer"]
 
