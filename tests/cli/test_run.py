@@ -226,10 +226,10 @@ def test_samples_are_all_printed(seethrough: Seethrough, chat_model: Path) -> No
 
 def test_chinese(seethrough: Seethrough, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("run", "a", "--model", chat_model, "--max-tokens", 1)
-    assert "词元" in seethrough(*words, "--lang", "zh").err
+    assert "线程" in seethrough(*words, "--lang", "zh").err
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    assert "词元" in seethrough(*words).err
-    assert "词元" not in seethrough(*words, "--lang", "en").err
+    assert "线程" in seethrough(*words).err
+    assert "线程" not in seethrough(*words, "--lang", "en").err
     assert "错误" in seethrough("run", "a", "--model", "/no/such").err
 
 

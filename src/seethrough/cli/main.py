@@ -76,7 +76,7 @@ class Verb:
 
 _CHAT_FLAG = Flag("chat", Text("render the prompt as a chat first", "先按对话模板渲染"))
 _SPECIAL = Flag(
-    "special", Text("add the tokens that the tokenizer puts around a text", "加上首尾特殊词元")
+    "special", Text("add the tokens that the tokenizer puts around a text", "加上首尾特殊 token")
 )
 _TRACE_FLAGS = (
     Flag(
@@ -122,14 +122,14 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb(
         "tokenize",
-        Text("pieces, ids and bytes of a text", "文本的词元、编号与字节"),
+        Text("pieces, ids and bytes of a text", "文本的 token、编号与字节"),
         "tokenize:run",
         _PROMPTED,
         (MODEL, FILE, SYSTEM, _CHAT_FLAG, _SPECIAL, JSON, LANG, CACHE_DIR),
     ),
     Verb(
         "trace",
-        Text("every stage of every token, with its numbers", "每个词元的每个阶段及其真实数字"),
+        Text("every stage of every token, with its numbers", "每个 token 的每个阶段及其真实数字"),
         "trace:run",
         _PROMPTED,
         (MODEL, FILE, JSON, *_TRACE_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),

@@ -20,7 +20,7 @@ MESSAGES: Mapping[str, Text] = {
     "chosen": Text(
         "context {context} of {model_context} tokens, KV pool {kv} ({blocks} blocks of "
         "{block_size}, {dtype}), {threads} threads, backend {backend}",
-        "上下文 {context}（模型上限 {model_context}）个词元，KV 池 {kv}（{blocks} 块 × {block_size}，"
+        "上下文 {context}（模型上限 {model_context}）个 token，KV 池 {kv}（{blocks} 块 × {block_size}，"
         "{dtype}），{threads} 个线程，后端 {backend}",
     ),
     "left_aside": Text("tensors left aside: {names}", "未使用的张量：{names}"),
@@ -28,8 +28,8 @@ MESSAGES: Mapping[str, Text] = {
     "timing": Text(
         "{prompt} prompt + {completion} completion tokens · load {load} ms · TTFT {ttft} ms · "
         "TPOT {tpot} ms · {rate} tok/s · {reason}",
-        "提示 {prompt} + 生成 {completion} 个词元 · 加载 {load} ms · 首词元 {ttft} ms · "
-        "每词元 {tpot} ms · {rate} 词元/秒 · {reason}",
+        "提示 {prompt} + 生成 {completion} 个 token · 加载 {load} ms · 首个 token {ttft} ms · "
+        "每个 token {tpot} ms · {rate} token/秒 · {reason}",
     ),
     "failed": Text("the request failed: {why}", "请求失败：{why}"),
     "sample": Text("[sample {index}]", "[样本 {index}]"),
@@ -54,19 +54,20 @@ MESSAGES: Mapping[str, Text] = {
     "chat_unknown": Text("unknown command {name}; /help lists them", "没有命令 {name}；/help 查看"),
     "chat_stopped": Text("(stopped)", "（已停止）"),
     "round_trip_ok": Text(
-        "{count} tokens · round trip: the same text", "{count} 个词元 · 还原：与原文一致"
+        "{count} tokens · round trip: the same text", "{count} 个 token · 还原：与原文一致"
     ),
     "round_trip_bad": Text(
-        "{count} tokens · round trip differs: {text}", "{count} 个词元 · 还原后不同：{text}"
+        "{count} tokens · round trip differs: {text}", "{count} 个 token · 还原后不同：{text}"
     ),
-    "columns_tokenize": Text("#|id|piece|bytes|text", "#|编号|词元|字节|文本"),
-    "trace_prompt": Text("prompt: {n} tokens", "提示词：{n} 个词元"),
+    "columns_tokenize": Text("#|id|piece|bytes|text", "#|编号|token|字节|文本"),
+    "trace_prompt": Text("prompt: {n} tokens", "提示词：{n} 个 token"),
     "trace_step": Text(
         "─── token {index}: {text}   (computed positions {first}–{last})",
-        "─── 第 {index} 个词元：{text}   （计算位置 {first}–{last}）",
+        "─── 第 {index} 个 token：{text}   （计算位置 {first}–{last}）",
     ),
     "trace_skipped": Text("nothing to do in this model", "这个模型在此无事可做"),
     "trace_layers": Text("×{n} layers, glance at layer {layer}", "×{n} 层，此处看第 {layer} 层"),
+    "trace_timed_with": Text("timed with {stage}", "计时并入 {stage}"),
     "trace_derived": Text("derived", "推导值"),
     "trace_omitted": Text(
         "{count} values did not fit into the byte budget of {budget}; the first: {first}",
@@ -82,7 +83,7 @@ MESSAGES: Mapping[str, Text] = {
     "trace_greedy": Text("greedy: the highest logit, nothing is drawn", "贪心：取最高分，不抽样"),
     "trace_draw": Text(
         "u = {u}: the first id, in id order, whose cumulative probability exceeds u",
-        "u = {u}：按编号顺序，累积概率首次超过 u 的词元",
+        "u = {u}：按编号顺序，累积概率首次超过 u 的 token",
     ),
     "trace_choice": Text(
         "chosen: id {id} {text}, probability {prob}", "选中：编号 {id} {text}，概率 {prob}"
@@ -103,7 +104,7 @@ MESSAGES: Mapping[str, Text] = {
     "show_layers": Text("layers {layers}", "第 {layers} 层"),
     "show_totals": Text(
         "{parameters} parameters, {stored} in the file; KV cache {kv} bytes a token at {dtype}",
-        "{parameters} 个参数，文件 {stored}；KV 缓存每词元 {kv} 字节（{dtype}）",
+        "{parameters} 个参数，文件 {stored}；KV 缓存每个 token {kv} 字节（{dtype}）",
     ),
     "doctor_ok": Text("everything is in place", "一切就绪"),
     "doctor_mend": Text("to mend: {what}", "需要处理：{what}"),

@@ -55,7 +55,7 @@ SYSTEM = Flag(
 
 ENGINE: tuple[Flag, ...] = (
     Flag("threads", Text("threads for the arithmetic", "计算线程数"), integer, "N"),
-    Flag("max-model-len", Text("longest context in tokens", "最长上下文（词元）"), integer, "N"),
+    Flag("max-model-len", Text("longest context in tokens", "最长上下文（token）"), integer, "N"),
     Flag(
         "kv-cache-dtype",
         Text("type of cached keys and values", "KV 缓存的类型"),
@@ -67,7 +67,7 @@ ENGINE: tuple[Flag, ...] = (
     Flag("num-kv-blocks", Text("blocks of the KV pool", "KV 池的块数"), integer, "N"),
     Flag(
         "max-num-batched-tokens",
-        Text("tokens computed in one step", "每步最多计算的词元数"),
+        Text("tokens computed in one step", "每步最多计算的 token 数"),
         integer,
         "N",
     ),
@@ -119,11 +119,11 @@ SAMPLING: tuple[Flag, ...] = (
     Flag("n", Text("independent samples", "独立样本数"), integer, "N"),
     Flag(
         "max-tokens",
-        Text("output limit; unset fills the context", "最多生成的词元数；不给则用满上下文"),
+        Text("output limit; unset fills the context", "最多生成的 token 数；不给则用满上下文"),
         integer,
         "N",
     ),
-    Flag("min-tokens", Text("no end before so many tokens", "至少生成的词元数"), integer, "N"),
+    Flag("min-tokens", Text("no end before so many tokens", "至少生成的 token 数"), integer, "N"),
     Flag(
         "stop",
         Text("a string that ends the text; repeatable", "停止串；可重复"),
@@ -135,9 +135,11 @@ SAMPLING: tuple[Flag, ...] = (
     Flag(
         "include-stop-str-in-output", Text("keep the stop string in the text", "输出中保留停止串")
     ),
-    Flag("ignore-eos", Text("end tokens are ordinary tokens", "不因结束词元而停止")),
-    Flag("skip-special-tokens", Text("leave special tokens out of the text", "文本中略去特殊词元")),
-    Flag("logprobs", Text("alternatives shown per token", "每个词元显示的候选数"), integer, "N"),
+    Flag("ignore-eos", Text("end tokens are ordinary tokens", "不因结束 token 而停止")),
+    Flag(
+        "skip-special-tokens", Text("leave special tokens out of the text", "文本中略去特殊 token")
+    ),
+    Flag("logprobs", Text("alternatives shown per token", "每个 token 显示的候选数"), integer, "N"),
     Flag(
         "prompt-logprobs",
         Text("the same for the prompt (with --json)", "提示词的候选数（配合 --json）"),

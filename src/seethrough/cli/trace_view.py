@@ -97,6 +97,8 @@ def _print_stage(trace: Trace, step: StepTrace, stage: Stage, speaker: Speaker) 
         layer = layers[-1] if layers else None
         value = trace.array(stage.id, name, layer=layer, step=step.index)
         note = speaker.text("trace_layers", n=len(layers), layer=layer) if layers else ""
+        if stage.id == "S6.4":  # one operation makes the scores and weighs the values
+            note = f"{note} {speaker.text('trace_timed_with', stage='S6.5')}"
         if name in DERIVED:
             note = f"{note} {speaker.text('trace_derived')}".strip()
         first = place == 0
