@@ -108,6 +108,12 @@ class TokenizerError(SeethroughError):
     exit_code = 3
 
 
+class TextError(TokenizerError):
+    """A text that no tokenizer can take: not a string, or not valid Unicode."""
+
+    exit_code = 2
+
+
 class TemplateError(SeethroughError):
     """A chat template is missing, does not compile, raised, or went over its limits."""
 

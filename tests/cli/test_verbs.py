@@ -145,6 +145,22 @@ def test_trace_matrix_is_the_one_of_the_file(
     assert len(row) == 3
 
 
+@pytest.mark.parametrize("stage", [stage.id for stage in STAGES])
+def test_every_stage_can_be_asked_for(stage: str, seethrough: Seethrough, chat_model: Path) -> None:
+    place = ["--layer", 1, "--head", 0] if stage.startswith("S6.") else []
+    flat = stage in ("S6.1", "S6.6", "S6.7")
+    words = ["--model", chat_model, "--stage", stage, *(place[:2] if flat else place)]
+    if stage == "S6.8":
+        words += ["--value", "kv_cache"]
+    ran = seethrough("trace", "fox", *words, "--max-tokens", 2, "--ignore-eos", "--quiet")
+    if stage == "S6.8":  # K and V together: three axes for one head
+        assert ran.code == 2
+        assert "[2, " in ran.err
+    else:
+        assert ran.code == 0, ran.err
+        assert stage in ran.out
+
+
 def test_trace_json_has_steps_and_arrays(seethrough: Seethrough, chat_model: Path) -> None:
     body = seethrough("trace", "fox", "--model", chat_model, "--seed", 2, "--json", "--quiet").json
     assert len(body["steps"]) == 3  # the default of --max-tokens here

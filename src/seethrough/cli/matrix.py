@@ -10,6 +10,7 @@ from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import quoted
 from seethrough.cli.table import pad, width
 from seethrough.errors import TraceError
+from seethrough.trace.values import row_axis
 
 if TYPE_CHECKING:
     from seethrough.trace.trace import Trace
@@ -35,6 +36,8 @@ def print_matrix(
     value = trace.array(stage, name, layer=layer, head=head)
     if value.ndim == 1:
         value = value[:, None]
+    elif value.ndim == 2 and head is None and row_axis(name) == 1:
+        value = value.T  # S3: tokens run along the row; here every token has a line
     if value.ndim != 2:
         raise TraceError(
             f"{stage} {name} has the shape {list(value.shape)}: choose a head (--head)"

@@ -9,7 +9,7 @@ from typing import Any
 from seethrough.cli.loading import load_llm, read_prompt, report_errors
 from seethrough.cli.matrix import print_matrix
 from seethrough.cli.messages import Speaker, size_text
-from seethrough.cli.trace_view import print_trace
+from seethrough.cli.trace_view import WORDS, print_trace, print_words
 from seethrough.errors import ParameterError
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET
 
@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     )
     if arguments.json:
         print(json.dumps(trace.to_dict(), ensure_ascii=False))
+    elif arguments.stage in WORDS:
+        print_words(trace, arguments.stage, speaker)
     elif arguments.stage is not None:
         print_matrix(
             trace, arguments.stage, arguments.value, arguments.layer, arguments.head, speaker

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import quoted
 from seethrough.cli.table import pad
-from seethrough.stages import STAGES, Stage
+from seethrough.stages import STAGE, STAGES, Stage
 from seethrough.trace.values import DERIVED
 
 if TYPE_CHECKING:
@@ -22,28 +22,32 @@ if TYPE_CHECKING:
 
 _SHOWN = 4  # values of a glance
 _CANDIDATES = 5
-# What S0 to S2 and S13 hold are words and numbers of the request, not arrays of a step.
+# What these hold are words and numbers of the request, not arrays of a step.
 _OPENING = ("S0", "S1", "S2")
+WORDS = (*_OPENING, "S13")
 
 
 def print_trace(trace: Trace, speaker: Speaker) -> None:
     """The request, then one block per output token."""
     print(speaker.text("trace_prompt", n=len(trace.prompt_token_ids)))
-    for stage in STAGES:
-        if stage.id in _OPENING and trace.chosen.wants(stage.id, None):
-            _print_opening(trace, stage, speaker)
+    for stage in _OPENING:
+        if trace.chosen.wants(stage, None):
+            print_words(trace, stage, speaker)
     for step in trace.steps:
         _print_step(trace, step, speaker)
-    finish = trace.output.outputs[0]
-    reason = f"{finish.finish_reason}"
-    if finish.stop_reason is not None:
-        reason += f" ({finish.stop_reason!r})"
-    print(f"\nS13   {speaker.text('trace_end', reason=reason)}")
+    print()
+    print_words(trace, "S13", speaker)
 
 
-def _print_opening(trace: Trace, stage: Stage, speaker: Speaker) -> None:
+def print_words(trace: Trace, stage_id: str, speaker: Speaker) -> None:
+    """One of the stages that hold words, on one line."""
+    stage = STAGE[stage_id]
     name = pad(f"{stage.id:<6}{stage.name.pick(speaker.language)}", 32)
-    if stage.id == "S0":
+    if stage.id == "S13":
+        finish = trace.output.outputs[0]
+        stop = "" if finish.stop_reason is None else f" ({finish.stop_reason!r})"
+        print(f"{name}{speaker.text('trace_end', reason=f'{finish.finish_reason}{stop}')}")
+    elif stage.id == "S0":
         params = trace.output.params
         chosen = [
             f"{field}={getattr(params, field)} ({origin})"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from ..errors import TokenizerError
+from ..errors import TextError, TokenizerError
 from .piece_text import PieceRules, rules_from_decoder
 from .sources import TokenizerSources
 
@@ -91,7 +91,7 @@ class Tokenizer:
         opens with the BOS spelling itself does not get a second one.
 
         Raises:
-            TokenizerError: `text` holds a lone surrogate; the message gives its position.
+            TextError: `text` holds a lone surrogate; the message gives its position.
         """
         check_text(text)
         prepared = self.with_leading_space(text)
@@ -217,14 +217,14 @@ def check_text(text: object) -> None:
     """Refuse what no tokenizer can take.
 
     Raises:
-        TokenizerError: `text` is not a string, or holds a lone surrogate.
+        TextError: `text` is not a string, or holds a lone surrogate.
     """
     if not isinstance(text, str):
-        raise TokenizerError(f"a prompt must be a string, not {type(text).__name__}")
+        raise TextError(f"a prompt must be a string, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise TokenizerError(
+        raise TextError(
             f"the text has a lone surrogate U+{ord(text[error.start]):04X} at character "
             f"{error.start}: it is not valid Unicode. Send whole surrogate pairs, or remove it."
         ) from error
