@@ -30,8 +30,9 @@ from seethrough.engine.prompts import (
 )
 from seethrough.engine.request import Request, Times
 from seethrough.engine.text_output import TextOutput
-from seethrough.errors import ContextLengthError, ParameterError, TraceError
+from seethrough.errors import ContextLengthError, ParameterError, SeethroughError, TraceError
 from seethrough.kv.pool import BlockTable
+from seethrough.model.load import ModelWeights
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.bans import prepare_bans
 from seethrough.sampling.params import EffectiveParams, SamplingParams, check_vocab, resolve
@@ -84,6 +85,11 @@ class LLM:
     def spec(self) -> TransformerSpec:
         """What the model is made of."""
         return self._loaded.weights.spec
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The tensors as they are stored, under canonical names."""
+        return self._loaded.weights
 
     @property
     def report(self) -> LoadReport:
@@ -210,8 +216,13 @@ class LLM:
         """Admit all, run until all are done; whatever happens, none is left running."""
         jobs: list[Job] = []
         try:
-            for encode, param in zip(encoders, asked, strict=True):
-                jobs.append(self._admit(encode, param))
+            for index, (encode, param) in enumerate(zip(encoders, asked, strict=True)):
+                try:
+                    jobs.append(self._admit(encode, param))
+                except SeethroughError as error:
+                    if len(encoders) > 1:
+                        error.add_note(f"prompt {index} of {len(encoders)}, counted from 0")
+                    raise
             while any(job.running for job in jobs):
                 self._step()
         finally:

@@ -237,6 +237,25 @@ def test_pull_of_an_unknown_name(seethrough: Seethrough, tmp_path: Path) -> None
     assert "no-such-model" in ran.err
 
 
+# ------------------------------------------------------------------ bench
+
+
+def test_bench_figures(seethrough: Seethrough, default_model: str) -> None:
+    words = ("--pp", 16, "--tg", 2, "--batch", 1, "--repeats", 1, "--depth", 4, "--quiet")
+    ran = seethrough("bench", *words)
+    assert ran.code == 0, ran.err
+    first, *_, last = ran.out.splitlines()
+    assert first.startswith("limits:")
+    body = json.loads(last)
+    assert body["pp"] == 16
+    assert body["backend"] == "reference"
+    for name in ("pp_tok_s", "tg_tok_s", "batch_tok_s", "ttft_ms"):
+        assert body[name] > 0
+    assert body["limit"].keys() == {"read_gb_s", "gflop_s", "tg_tok_s", "pp_tok_s"}
+    assert body["tg_share"] == pytest.approx(body["tg_tok_s"] / body["limit"]["tg_tok_s"])
+    assert seethrough("bench", "--pp", 0).code == 2
+
+
 # ------------------------------------------------------------------ help and docs
 
 

@@ -103,6 +103,23 @@ _TRACE_FLAGS = (
         "FILE",
     ),
 )
+_BENCH_FLAGS = (
+    Flag("pp", Text("prompt tokens to prefill (512)", "预填充的 token 数（512）"), integer, "N"),
+    Flag("tg", Text("tokens to decode (128)", "生成的 token 数（128）"), integer, "N"),
+    Flag("batch", Text("requests at once (16)", "同时的请求数（16）"), integer, "N"),
+    Flag(
+        "depth",
+        Text("context before the decoding (16)", "生成之前的上下文长度（16）"),
+        integer,
+        "N",
+    ),
+    Flag(
+        "repeats",
+        Text("runs of each, medians are shown (3)", "每项重复次数，取中位数（3）"),
+        integer,
+        "N",
+    ),
+)
 _PROMPTED = (Argument("prompt", _PROMPT),)
 
 VERBS: tuple[Verb, ...] = (
@@ -133,6 +150,13 @@ VERBS: tuple[Verb, ...] = (
         "trace:run",
         _PROMPTED,
         (MODEL, FILE, JSON, *_TRACE_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),
+    ),
+    Verb(
+        "bench",
+        Text("the machine's limits and this model's speed", "本机上限与模型速度"),
+        "bench:run",
+        (),
+        (MODEL, *_BENCH_FLAGS, JSON, *ENGINE, LANG, QUIET, CACHE_DIR),
     ),
     Verb(
         "pull",

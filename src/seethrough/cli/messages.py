@@ -106,6 +106,22 @@ MESSAGES: Mapping[str, Text] = {
         "{parameters} parameters, {stored} in the file; KV cache {kv} bytes a token at {dtype}",
         "{parameters} 个参数，文件 {stored}；KV 缓存每个 token {kv} 字节（{dtype}）",
     ),
+    "bench_limits": Text(
+        "limits: {read} GB/s read, {peak} GFLOP/s; so at most {tg} tok/s decoding, {pp} tok/s prefill",
+        "上限：读 {read} GB/s，计算 {peak} GFLOP/s；即生成至多 {tg} token/秒，预填充至多 {pp} token/秒",
+    ),
+    "bench_pp": Text(
+        "prefill of {count}: {rate} tok/s, {share} of the limit",
+        "预填充 {count}：{rate} token/秒，达到上限的 {share}",
+    ),
+    "bench_tg": Text(
+        "decode after {count}: {rate} tok/s, {share} of the limit",
+        "在 {count} 之后生成：{rate} token/秒，达到上限的 {share}",
+    ),
+    "bench_batch": Text(
+        "{count} requests at once (128 in, 64 out): {rate} output tok/s",
+        "{count} 个请求同时（输入 128，输出 64）：{rate} 输出 token/秒",
+    ),
     "doctor_ok": Text("everything is in place", "一切就绪"),
     "doctor_mend": Text("to mend: {what}", "需要处理：{what}"),
     "doctor_no_model": Text(

@@ -188,5 +188,5 @@ def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[str, Any]:
-    values = {flag.dest: getattr(arguments, flag.dest) for flag in flags}
+    values = {flag.dest: getattr(arguments, flag.dest, None) for flag in flags}
     return {name: value for name, value in values.items() if value is not None}
