@@ -173,7 +173,7 @@ class LLM:
 
     def trace(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         *,
         stages: Iterable[str] | None = None,
@@ -183,9 +183,10 @@ class LLM:
         byte_budget: int = DEFAULT_BYTE_BUDGET,
         **sampling: Any,
     ) -> Trace:
-        """Complete one prompt and keep the values of its stages.
+        """Complete one prompt, or answer one conversation, and keep the values of its stages.
 
         Args:
+            prompt: a prompt, or a list of messages, which goes through the model's template.
             stages, layers, heads, tokens: keep only these; `tokens` are positions of the sequence.
             byte_budget: what does not fit is left out and listed in `Trace.omitted`.
 
@@ -198,7 +199,12 @@ class LLM:
         chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
         (param,) = params_for(1, params, sampling)
         tracer = Tracer(self.spec, chosen)
-        job = self._admit(partial(self._prompts.encode, prompt), param, tracer)
+        encode: Encoder
+        if isinstance(prompt, (str, Mapping)):
+            encode = partial(self._prompts.encode, prompt)
+        else:
+            encode = partial(self._prompts.render, prompt, None)
+        job = self._admit(encode, param, tracer)
         try:
             if len(job.requests) > 1:
                 raise ParameterError("n", len(job.requests), "a trace follows one sample")

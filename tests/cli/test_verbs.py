@@ -161,6 +161,13 @@ def test_every_stage_can_be_asked_for(stage: str, seethrough: Seethrough, chat_m
         assert stage in ran.out
 
 
+def test_trace_of_a_chat(seethrough: Seethrough, chat_model: Path) -> None:
+    words = ("--model", chat_model, "--system", "be kind", "--json", "--max-tokens", 1)
+    body = seethrough("trace", "hi", *words, "--quiet").json
+    assert body["prompt_tokens"][0] == "<|system|>"
+    assert body["request"]["prompt"].endswith("<|user|>hi<|end|><|assistant|>")
+
+
 def test_trace_json_has_steps_and_arrays(seethrough: Seethrough, chat_model: Path) -> None:
     body = seethrough("trace", "fox", "--model", chat_model, "--seed", 2, "--json", "--quiet").json
     assert len(body["steps"]) == 3  # the default of --max-tokens here

@@ -41,6 +41,11 @@ def read_text(path: Path, speaker: Speaker) -> str:
         raise ParameterError("--file", str(path), why) from None
 
 
+def as_chat(prompt: str, system: str) -> list[dict[str, str]]:
+    """A system message and the prompt as a conversation."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
 def load_llm(arguments: argparse.Namespace, speaker: Speaker) -> LLM:
     """Load the model that the flags name, and say what was needed, found and chosen."""
     from seethrough.llm import LLM

@@ -149,7 +149,7 @@ VERBS: tuple[Verb, ...] = (
         Text("every stage of every token, with its numbers", "每个 token 的每个阶段及其真实数字"),
         "trace:run",
         _PROMPTED,
-        (MODEL, FILE, JSON, *_TRACE_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),
+        (MODEL, FILE, SYSTEM, JSON, *_TRACE_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),
     ),
     Verb(
         "bench",

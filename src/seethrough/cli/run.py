@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from seethrough.cli.loading import (
+    as_chat,
     colored,
     load_llm,
     read_prompt,
@@ -51,9 +52,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
 def _start(llm: LLM, prompt: str, system: str | None) -> Stream:
     if system is None:
         return llm.stream(prompt)
-    return llm.stream_chat(
-        [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-    )
+    return llm.stream_chat(as_chat(prompt, system))
 
 
 class Printer:

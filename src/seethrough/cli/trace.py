@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from seethrough.cli.loading import load_llm, read_prompt, report_errors
+from seethrough.cli.loading import as_chat, load_llm, read_prompt, report_errors
 from seethrough.cli.matrix import print_matrix
 from seethrough.cli.messages import Speaker, size_text
 from seethrough.cli.trace_view import WORDS, print_trace, print_words
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     _check(arguments)
     llm = load_llm(arguments, speaker)
     trace = llm.trace(
-        prompt,
+        prompt if arguments.system is None else as_chat(prompt, arguments.system),
         stages=_only(arguments.stage) or arguments.stages,
         layers=_only(arguments.layer) or arguments.layers,
         heads=_only(arguments.head) or arguments.heads,
