@@ -8,9 +8,11 @@ from typing import Literal
 from seethrough.errors import ParameterError
 
 KVCacheDType = Literal["auto", "f32", "f16"]
-Backend = Literal["reference"]
+Backend = Literal["cpu", "reference"]
+CPUPath = Literal["avx512", "avx2", "portable"]
 
-BACKENDS: tuple[Backend, ...] = ("reference",)
+BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
+CPU_PATHS: tuple[CPUPath, ...] = ("avx512", "avx2", "portable")
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "f32", "f16")
 
 
@@ -23,7 +25,9 @@ class EngineConfig:
         max_model_len: longest context in tokens; None takes the model's own, if the pool can hold
             it.
         kv_cache_dtype: type of cached K and V; auto is f32 for f32 weights, else f16.
-        backend: which kernels run the program.
+        backend: which kernels run the program: `cpu` is compiled, `reference` is plain NumPy.
+        cpu_path: which instructions `cpu` may use; None takes the best that the processor has. One
+            process holds to its first choice.
         block_size: positions per KV block.
         num_kv_blocks: size of the KV pool; None takes what a quarter of the free memory holds, at
             most eight full contexts.
@@ -34,7 +38,8 @@ class EngineConfig:
     threads: int | None = None
     max_model_len: int | None = None
     kv_cache_dtype: KVCacheDType = "auto"
-    backend: Backend = "reference"
+    backend: Backend = "cpu"
+    cpu_path: CPUPath | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
     max_num_batched_tokens: int = 512
@@ -55,6 +60,12 @@ class EngineConfig:
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
             raise ParameterError("backend", self.backend, f"known: {known}")
+        if self.cpu_path is not None and self.cpu_path not in CPU_PATHS:
+            known = ", ".join(CPU_PATHS)
+            raise ParameterError("cpu_path", self.cpu_path, f"known: {known}")
+        if self.backend == "cpu" and self.block_size % 16:
+            why = "the cpu backend reads sixteen positions at once: a multiple of 16 is expected"
+            raise ParameterError("block_size", self.block_size, why)
 
 
 _OPTIONAL = ("threads", "max_model_len", "num_kv_blocks")

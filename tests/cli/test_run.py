@@ -135,11 +135,11 @@ def test_bad_environment_value_names_the_variable(
 
 @pytest.mark.parametrize("setting", ["max-model-len", "block-size", "num-kv-blocks", "threads"])
 def test_engine_setting_is_used(setting: str, seethrough: Seethrough, chat_model: Path) -> None:
-    value = {"max-model-len": 48, "block-size": 4, "num-kv-blocks": 9, "threads": 1}[setting]
+    value = {"max-model-len": 48, "block-size": 32, "num-kv-blocks": 9, "threads": 1}[setting]
     ran = seethrough("run", "a", "--model", chat_model, f"--{setting}", value, "--max-tokens", 1)
     shown = {
         "max-model-len": "context 48 of 128",
-        "block-size": "blocks of 4",
+        "block-size": "blocks of 32",
         "num-kv-blocks": "(9 blocks",
         "threads": "1 threads",
     }[setting]

@@ -255,7 +255,7 @@ def test_bench_figures(seethrough: Seethrough, default_model: str) -> None:
     assert first.startswith("limits:")
     body = json.loads(last)
     assert body["pp"] == 16
-    assert body["backend"] == "reference"
+    assert body["backend"] == "cpu"
     for name in ("pp_tok_s", "tg_tok_s", "batch_tok_s", "ttft_ms"):
         assert body[name] > 0
     assert body["limit"].keys() == {"read_gb_s", "gflop_s", "tg_tok_s", "pp_tok_s"}

@@ -37,6 +37,8 @@ class Models:
         self._open: dict[tuple[Any, ...], LLM] = {}
 
     def __call__(self, folder: Path | str, **settings: Any) -> LLM:
+        if settings.get("block_size", 16) % 16:  # `cpu` reads sixteen positions at once
+            settings.setdefault("backend", "reference")
         key = (folder, *sorted(settings.items()))
         if key not in self._open:
             self._open[key] = LLM(folder, threads=1, **settings)

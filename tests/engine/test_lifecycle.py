@@ -28,6 +28,7 @@ from seethrough.errors import (
     ParameterError,
     SeethroughError,
 )
+from seethrough.model.compiled import CompiledProgram
 
 Says = Callable[..., LLM]
 SAMPLING = {"temperature": 1.1, "seed": 3, "max_tokens": 12}
@@ -228,7 +229,8 @@ class Stop(KeyboardInterrupt):
 
 
 def interrupt_call(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, nth: int) -> None:
-    """The nth call of `where.name` is interrupted."""
+    """The nth call of `where.name` is interrupted; `run` is the model's."""
+    where = CompiledProgram if name == "run" else where
     original, calls = getattr(where, name), 0
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -370,7 +372,7 @@ def test_an_error_that_is_no_requests_fault_comes_out(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "run", broken)
+        patch.setattr(CompiledProgram, "run", broken)
         with pytest.raises(RuntimeError, match="a bug"):
             llm.generate(["dog", "fox"], max_tokens=2)
     assert all_free(llm)

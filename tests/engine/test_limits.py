@@ -175,7 +175,7 @@ def test_too_little_memory_is_said_before_loading(
     with pytest.raises(InsufficientMemoryError, match=r"KV pool 81 MB, but 5 MB are free"):
         LLM(llama_dir, num_kv_blocks=20_000)
     monkeypatch.setattr(loading, "available_memory", lambda: 100_000)
-    monkeypatch.setattr(loading, "build_program", lambda *_: pytest.fail("weights were expanded"))
+    monkeypatch.setattr(loading, "build_model", lambda *_: pytest.fail("weights were expanded"))
     with pytest.raises(InsufficientMemoryError, match="0 MB are free"):
         LLM(llama_dir)
 
@@ -250,6 +250,7 @@ def test_every_engine_setting_reaches_the_engine(models: Models, llama_dir: Path
         "max_model_len": 48,
         "kv_cache_dtype": "f16",
         "backend": "reference",
+        "cpu_path": None,
         "block_size": 8,
         "num_kv_blocks": 9,
         "max_num_batched_tokens": 5,

@@ -21,7 +21,7 @@ def test_limits_count_what_a_token_needs(fixed_machine: None, llm: LLM) -> None:
     d, v = spec.d_model, spec.vocab_size
     layer = d * spec.q_size * 2 + d * spec.kv_size * 2 + 3 * d * spec.d_ff
     norms = (2 * spec.n_layers + 1) * d
-    found = measure.limits(llm.weights, threads=2)
+    found = measure.limits(llm.weights, threads=2, backend="reference")
     assert found == Limits(
         read_gb_s=1.0,
         gflop_s=1.0,
@@ -37,7 +37,7 @@ def test_figures_are_the_engines_own(
 ) -> None:
     monkeypatch.setattr(measure, "_BATCH_PROMPT", 12)  # the tiny model's context holds 128
     monkeypatch.setattr(measure, "_BATCH_OUTPUT", 4)
-    found = measure.limits(llm.weights, threads=1)
+    found = measure.limits(llm.weights, threads=1, backend="cpu")
     figures = measure.measure(llm, found, pp=20, tg=4, batch=1, depth=3, repeats=1)
     assert figures.pp_tok_s == pytest.approx(20 / figures.ttft_ms * 1e3)
     assert figures.tg_share == pytest.approx(figures.tg_tok_s / found.tg_tok_s)

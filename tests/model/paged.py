@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kv.pool import BlockTable, KVPool, KVShape
+from seethrough.model.compiled import CompiledProgram
 from seethrough.model.program import Program
 from seethrough.model.run import OpTracer, run
 
@@ -21,7 +22,7 @@ class Paged:
 
     def __init__(
         self,
-        program: Program,
+        program: Program | CompiledProgram,
         n_requests: int = 1,
         capacity: int = 80,
         *,
@@ -57,7 +58,10 @@ class Paged:
             block_tables=tuple(np.array(self.tables[r].blocks) for r in work),
             logit_rows=np.arange(query_start[-1]),
         )
-        logits = run(self.program, batch, self.pool, tracer)
+        if isinstance(self.program, Program):
+            logits = run(self.program, batch, self.pool, tracer)
+        else:
+            logits = self.program.run(batch, self.pool, tracer).copy()
         for r in work:
             self.computed[r] = ends[r]
         return np.split(logits, query_start[1:-1])
@@ -68,12 +72,12 @@ class Paged:
         return np.concatenate([self.step({0: ids[i : i + chunk]})[0] for i in cuts])
 
 
-def prefill(program: Program, ids: Sequence[int], dtype: str = "f4") -> Array:
+def prefill(program: Program | CompiledProgram, ids: Sequence[int], dtype: str = "f4") -> Array:
     """Logits of every position of one prompt, computed in one go, [n, V]."""
     return Paged(program, capacity=len(ids), dtype=dtype).step({0: ids})[0]
 
 
-def greedy(program: Program, ids: Sequence[int], count: int) -> list[int]:
+def greedy(program: Program | CompiledProgram, ids: Sequence[int], count: int) -> list[int]:
     """`count` ids that a greedy loop with the cache appends."""
     paged, new, out = Paged(program, capacity=len(ids) + count), list(ids), list[int]()
     for _ in range(count):

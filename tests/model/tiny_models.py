@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,16 @@ import torch
 import transformers as hf
 from numpy.typing import NDArray
 
-from seethrough.model.load import ModelWeights, build_program, understand
+from seethrough.model.compiled import CompiledProgram
+from seethrough.model.load import (
+    ModelWeights,
+    Placement,
+    build_model,
+    build_program,
+    understand,
+)
 from seethrough.model.program import Program
+from seethrough.weights.catalog import default_cache_dir
 from seethrough.weights.checkpoint import open_checkpoint
 from seethrough.weights.files import resolve_model
 
@@ -234,6 +242,7 @@ class TinyModel:
     """A folder that transformers wrote; what we read from it; and the oracle's view of it."""
 
     folder: Path
+    _compiled: dict[tuple[str, int], CompiledProgram] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> ModelWeights:
@@ -242,6 +251,22 @@ class TinyModel:
     @cached_property
     def program(self) -> Program:
         return build_program(self.weights, CONTEXT)
+
+    def compiled(self, dtype: str = "f4", threads: int = 2) -> CompiledProgram:
+        """On the `cpu` backend, with a cache of this type."""
+        if (dtype, threads) not in self._compiled:
+            placement = Placement(
+                backend="cpu",
+                threads=threads,
+                max_model_len=CONTEXT,
+                max_rows=CONTEXT,
+                kv_bytes=np.dtype(dtype).itemsize,
+                kernel_dir=default_cache_dir().parent / "kernels",
+            )
+            model = build_model(self.weights, placement)
+            assert isinstance(model, CompiledProgram)
+            self._compiled[dtype, threads] = model
+        return self._compiled[dtype, threads]
 
     @cached_property
     def oracle(self) -> Any:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from seethrough import LLM, pipeline
+from seethrough.model.load import build_program
 
 Key = tuple[str, str, int | None]
 
 
+def float_weights(llm: LLM) -> Mapping[str, Any]:
+    """Every weight as float32."""
+    return build_program(llm.weights, llm.max_model_len).weights
+
+
 def pipeline_values(llm: LLM, ids: Sequence[int]) -> dict[Key, np.ndarray]:
     """Stage, value and layer to the array over all positions; x_last, h and logits too."""
-    spec, weights = llm.spec, llm._engine.program.weights
+    spec, weights = llm.spec, float_weights(llm)
     padded, mask = pipeline.pad_and_mask([list(ids)])
     values: dict[Key, np.ndarray] = {("S3", "padded_token_ids", None): padded}
     values["S3", "attention_mask", None] = mask.astype(np.int8)
@@ -43,7 +50,7 @@ def _layer(
     values: dict[Key, np.ndarray],
 ) -> np.ndarray:
     spec, layer = llm.spec, llm.spec.layers[i]
-    w = pipeline.layer_weights(llm._engine.program.weights, i)
+    w = pipeline.layer_weights(float_weights(llm), i)
 
     def keep(stage: str, **arrays: np.ndarray) -> None:
         values.update({(stage, name, i): array for name, array in arrays.items()})

@@ -87,14 +87,15 @@ def test_a_filtered_trace_can_be_saved(llm: LLM, tmp_path: Path, stage: str) -> 
 
 
 def test_a_trace_with_gaps_and_an_error_can_be_saved(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_kind: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    llm = open_kind("llama", backend="reference")
     small = llm.trace(TEXT, byte_budget=20_000, **SAMPLING)
     manifest, arrays = saved(small, tmp_path)
     assert manifest["omitted"] == [o._asdict() for o in small.omitted]
     assert arrays
-    head = llm._engine.program.weights["head.weight"]
-    monkeypatch.setitem(llm._engine.program.weights, "head.weight", head * np.nan)
+    weights = llm._engine.model.program.weights
+    monkeypatch.setitem(weights, "head.weight", weights["head.weight"] * np.nan)
     broken, values = saved(llm.trace(TEXT, **SAMPLING), tmp_path)
     assert "nan" in broken["request"]["error"]
     assert np.isnan(values["S9.logits"]).all()

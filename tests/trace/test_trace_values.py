@@ -14,6 +14,7 @@ from pipeline_values import pipeline_values
 from traced_kinds import KINDS
 
 from seethrough import LLM, pipeline
+from seethrough.config import BACKENDS
 from seethrough.engine import engine as engine_module
 from seethrough.errors import NonFiniteLogitsError, ParameterError, TraceError
 from seethrough.model import run as run_module
@@ -48,11 +49,14 @@ def test_a_traced_run_is_the_run(open_kind: Opened, kind: str, sampling: dict[st
     assert trace.tokens == llm.tokenizer.pieces(plain.prompt_token_ids + plain.outputs[0].token_ids)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("budget", [512, 16, 3, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_array_is_the_pipelines(open_kind: Opened, kind: str, budget: int) -> None:
+def test_every_array_is_the_pipelines(
+    open_kind: Opened, kind: str, budget: int, backend: str
+) -> None:
     """All values of all stages, layers, heads and tokens, in one prefill or in chunks."""
-    llm = open_kind(kind, max_num_batched_tokens=budget)
+    llm = open_kind(kind, max_num_batched_tokens=budget, backend=backend)
     trace = traced(llm)
     n = len(trace.prompt_token_ids)
     ids = trace.prompt_token_ids + trace.output.outputs[0].token_ids[:-1]
@@ -248,11 +252,14 @@ def test_a_trace_of_a_request_that_ends_early(llm: LLM) -> None:
     assert trace.steps[0].text == ""
 
 
-def test_broken_numbers_can_be_looked_at(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = dict(llm._engine.program.weights)
+def test_broken_numbers_can_be_looked_at(
+    open_kind: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_kind("llama", backend="reference")
+    weights = llm._engine.model.program.weights
     broken = weights["final_norm.weight"].copy()
     broken[3] = np.nan
-    monkeypatch.setitem(llm._engine.program.weights, "final_norm.weight", broken)
+    monkeypatch.setitem(weights, "final_norm.weight", broken)
     trace = traced(llm)
     assert isinstance(trace.output.outputs[0].error, NonFiniteLogitsError)
     assert np.isnan(trace.array("S9")).all()

@@ -13,9 +13,9 @@ LANGUAGES: tuple[Language, ...] = ("en", "zh")
 MESSAGES: Mapping[str, Text] = {
     "error": Text("seethrough: error: {why}", "seethrough：错误：{why}"),
     "loading": Text(
-        "{name} ({family}): weights {stored} in the file, {expanded} in memory as float32; "
+        "{name} ({family}): weights {stored} in the file, {expanded} in memory; "
         "{available} of memory free",
-        "{name}（{family}）：权重文件 {stored}，以 float32 展开后占内存 {expanded}；可用内存 {available}",
+        "{name}（{family}）：权重文件 {stored}，占内存 {expanded}；可用内存 {available}",
     ),
     "chosen": Text(
         "context {context} of {model_context} tokens, KV pool {kv} ({blocks} blocks of "

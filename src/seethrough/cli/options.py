@@ -9,7 +9,7 @@ from typing import Any
 
 from seethrough.cli.flags import Flag, id_value, integer, integers, number, text
 from seethrough.cli.messages import LANGUAGES
-from seethrough.config import BACKENDS, KV_CACHE_DTYPES
+from seethrough.config import BACKENDS, CPU_PATHS, KV_CACHE_DTYPES
 from seethrough.sampling.params import SamplingParams
 from seethrough.stages import Text
 
@@ -63,6 +63,15 @@ ENGINE: tuple[Flag, ...] = (
         choices=tuple(KV_CACHE_DTYPES),
     ),
     Flag("backend", Text("which kernels compute", "计算后端"), text, choices=tuple(BACKENDS)),
+    Flag(
+        "cpu-path",
+        Text(
+            "which instructions the cpu backend may use (default: the best there are)",
+            "cpu 后端可用的指令集（默认取处理器支持的最佳者）",
+        ),
+        text,
+        choices=tuple(CPU_PATHS),
+    ),
     Flag("block-size", Text("positions per KV block", "每个 KV 块的位置数"), integer, "N"),
     Flag("num-kv-blocks", Text("blocks of the KV pool", "KV 池的块数"), integer, "N"),
     Flag(

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from seethrough.config import EngineConfig
 from seethrough.engine.batch import Scheduled, build_batch
@@ -24,15 +23,13 @@ from seethrough.errors import SeethroughError
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kv.check import check_integrity
 from seethrough.kv.pool import KVPool
-from seethrough.model.program import Program
-from seethrough.model.run import OpTracer, run
+from seethrough.model.run import Model, OpTracer
 from seethrough.sampling.logprobs import prompt_logprobs
 from seethrough.sampling.record import SamplingRecord
 from seethrough.sampling.sampler import Sampled, sample
 from seethrough.text.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]
-_ROWS_WORTH_THREADS = 64
 
 
 class StepTracer(OpTracer, Protocol):
@@ -58,13 +55,12 @@ class Engine:
 
     def __init__(
         self,
-        program: Program,
+        model: Model,
         pool: KVPool,
         tokenizer: Tokenizer,
         config: EngineConfig,
-        threads: int,
     ) -> None:
-        self.program = program
+        self.model = model
         self.pool = pool
         self.tokenizer = tokenizer
         self._budget = config.max_num_batched_tokens
@@ -72,8 +68,6 @@ class Engine:
         self._most_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._threads = threads
-        self._controller = ThreadpoolController()
 
     @property
     def busy(self) -> bool:
@@ -108,11 +102,7 @@ class Engine:
         batch = build_batch(scheduled)
         if tracer is not None:
             tracer.begin_step(batch, self.pool)
-        # Few rows are many small products: a second BLAS thread gains little there, and costs ten
-        # times when a neighbour takes its core (docs/log.md).
-        threads = self._threads if len(batch.token_ids) >= _ROWS_WORTH_THREADS else 1
-        with self._controller.limit(limits=threads, user_api="blas"):
-            logits = run(self.program, batch, self.pool, tracer)  # [R, V]
+        logits = self.model.run(batch, self.pool, tracer)  # [R, V]
         row = 0
         try:
             for item in scheduled:

@@ -10,13 +10,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from seethrough.config import EngineConfig
+from seethrough.config import Backend, EngineConfig
 from seethrough.engine.engine import Engine
 from seethrough.engine.machine import available_memory, usable_threads
 from seethrough.errors import CheckpointError, InsufficientMemoryError
 from seethrough.kv.pool import KVPool, KVShape
-from seethrough.model.load import ModelWeights, build_program, understand
+from seethrough.model.load import (
+    ModelWeights,
+    Placement,
+    build_model,
+    understand,
+    weight_bytes,
+)
 from seethrough.text.tokenizer import Tokenizer
+from seethrough.weights.catalog import default_cache_dir
 from seethrough.weights.checkpoint import Checkpoint, open_checkpoint
 from seethrough.weights.files import ModelFiles, resolve_model
 
@@ -31,7 +38,7 @@ class LoadReport:
 
     Attributes:
         stored: the weights in the file.
-        expanded: the weights in memory; `reference` holds them as float32.
+        expanded: the weights in memory; `reference` holds them as float32, `cpu` as stored.
         available: free memory before anything was loaded.
         phases: name of each loading phase and what it took.
     """
@@ -48,7 +55,7 @@ class LoadReport:
     model_max_len: int
     available: int
     threads: int
-    backend: str
+    backend: Backend
     left_aside: tuple[str, ...]
     notes: tuple[str, ...]
     phases: Mapping[str, float]
@@ -98,14 +105,23 @@ def load(
     tokenizer = clock.time("tokenizer", lambda: load_tokenizer(files, checkpoint))
     sizes = choose_sizes(weights, config, available)
     tick = None if progress is None else lambda done, of: progress("weights", done, of)
-    program = clock.time("weights", lambda: build_program(weights, sizes.max_model_len, tick))
-    pool = clock.time("pool", lambda: KVPool(sizes.kv, sizes.num_kv_blocks, config.block_size))
     threads = config.threads or usable_threads()
+    placement = Placement(
+        backend=config.backend,
+        threads=threads,
+        max_model_len=sizes.max_model_len,
+        max_rows=config.max_num_batched_tokens,
+        kv_bytes=sizes.kv.dtype.itemsize,
+        cpu_path=config.cpu_path,
+        kernel_dir=default_cache_dir().parent / "kernels",
+    )
+    ready = clock.time("weights", lambda: build_model(weights, placement, tick))
+    pool = clock.time("pool", lambda: KVPool(sizes.kv, sizes.num_kv_blocks, config.block_size))
     report = LoadReport(
         name=files.name,
         family=weights.family,
         stored=weights.nbytes,
-        expanded=expanded_bytes(weights),
+        expanded=weight_bytes(weights, config.backend),
         kv_bytes=pool.nbytes,
         kv_dtype={4: "f32", 2: "f16"}[sizes.kv.dtype.itemsize],
         num_kv_blocks=pool.num_blocks,
@@ -120,7 +136,7 @@ def load(
         phases=clock.phases,
     )
     return Loaded(
-        engine=Engine(program, pool, tokenizer, config, threads),
+        engine=Engine(ready, pool, tokenizer, config),
         weights=weights,
         tokenizer=tokenizer,
         end_ids=end_token_ids(checkpoint, tokenizer),
@@ -154,7 +170,8 @@ def choose_sizes(weights: ModelWeights, config: EngineConfig, available: int) ->
             f"max_model_len={asked} is more than the {spec.max_positions} positions that the model "
             "has"
         )
-    free = available - expanded_bytes(weights)
+    needed = weight_bytes(weights, config.backend)
+    free = available - needed
     length = asked or spec.max_positions
     blocks = config.num_kv_blocks
     if blocks is None:
@@ -164,18 +181,13 @@ def choose_sizes(weights: ModelWeights, config: EngineConfig, available: int) ->
         blocks = max(floor, min(_CONTEXTS * one_context, affordable))
     if free < blocks * block_bytes:
         raise InsufficientMemoryError(
-            f"the weights need {_mb(expanded_bytes(weights))} MB as float32 and the KV pool "
+            f"the weights need {_mb(needed)} MB on backend {config.backend} and the KV pool "
             f"{_mb(blocks * block_bytes)} MB, but {_mb(available)} MB are free. Use a smaller "
             "model, or lower --max-model-len or --num-kv-blocks."
         )
     if asked is None:
         length = min(length, blocks * config.block_size)
     return Sizes(length, blocks, kv)
-
-
-def expanded_bytes(weights: ModelWeights) -> int:
-    """Bytes of all weights as float32, which is what the `reference` backend holds."""
-    return 4 * sum(int(np.prod(t.shape)) for t in weights.tensors.values())
 
 
 def end_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:

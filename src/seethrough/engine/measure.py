@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from seethrough.engine.load import LoadReport, expanded_bytes
+from seethrough.config import Backend
+from seethrough.engine.load import LoadReport
 from seethrough.engine.outputs import RequestOutput
-from seethrough.model.load import ModelWeights
+from seethrough.model.load import ModelWeights, weight_bytes
 
 _BATCH_PROMPT, _BATCH_OUTPUT = 128, 64
 _GEMM = 1024  # a square product that is large enough to reach the peak
@@ -67,9 +68,9 @@ class Figures:
     ttft_ms: float
 
 
-def limits(weights: ModelWeights, threads: int) -> Limits:
+def limits(weights: ModelWeights, threads: int, backend: Backend) -> Limits:
     """Measure bandwidth and peak, and what they allow for this model."""
-    nbytes = expanded_bytes(weights)
+    nbytes = weight_bytes(weights, backend)
     read = read_bandwidth(nbytes, threads)
     peak = multiply_rate(threads)
     spec = weights.spec

@@ -8,6 +8,7 @@ positions 32..40 -> block 9       └────┴────┴────�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +40,17 @@ class KVPool:
     """`num_blocks` blocks of `block_size` positions. Memory is touched only as blocks are used."""
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int = 16) -> None:
-        size = (shape.n_layers, num_blocks, block_size, shape.n_kv_heads, shape.head_dim)
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.k: NDArray[Any] = np.zeros(size, dtype=shape.dtype)
-        self.v: NDArray[Any] = np.zeros(size, dtype=shape.dtype)
+        # Both are seen as [layers, blocks, block_size, Hkv, dh]. In memory a block holds its heads
+        # one after the other, K with its positions side by side (sixteen scores are one vector) and
+        # V with a position's values side by side.
+        heads, size = shape.n_kv_heads, shape.head_dim
+        k = _pages((shape.n_layers, num_blocks, heads, size, block_size), shape.dtype)
+        v = _pages((shape.n_layers, num_blocks, heads, block_size, size), shape.dtype)
+        self.k: NDArray[Any] = k.transpose(0, 1, 4, 2, 3)
+        self.v: NDArray[Any] = v.transpose(0, 1, 3, 2, 4)
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
         self._held: set[int] = set()
 
@@ -93,6 +99,14 @@ class KVPool:
                 raise KVIntegrityError(f"block {block} is given back, but nobody holds it")
             self._held.remove(block)
             self._free.append(block)
+
+
+def _pages(size: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeros that start at a cache line, with room behind them for a vector that reads on."""
+    nbytes = math.prod(size) * dtype.itemsize
+    room = np.zeros(nbytes + 192, dtype=np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + nbytes].view(dtype).reshape(size)
 
 
 @dataclass(slots=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from seethrough.config import Backend, CPUPath
 from seethrough.errors import CheckpointError, UnsupportedModelError
 from seethrough.kernels import reference
 from seethrough.model.config import ConfigReader, shown
@@ -19,11 +21,32 @@ from seethrough.model.families import GGUF_FAMILIES, HF_FAMILIES
 from seethrough.model.family import Family, Rule
 from seethrough.model.positions import alibi_slopes, rotary_table, sinusoid_table
 from seethrough.model.program import Program, build_ops
+from seethrough.model.run import Interpreted, Model
 from seethrough.model.spec import TransformerSpec
 from seethrough.weights.checkpoint import Checkpoint
 from seethrough.weights.tensor import Tensor
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and how a program runs.
+
+    Attributes:
+        max_model_len: positions that its tables cover.
+        max_rows: most rows of one step.
+        kv_bytes: bytes of a cached value, 2 or 4.
+        kernel_dir: where compiled kernels are kept; None keeps none.
+    """
+
+    backend: Backend
+    threads: int
+    max_model_len: int
+    max_rows: int
+    kv_bytes: int
+    cpu_path: CPUPath | None = None
+    kernel_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,44 @@ def build_program(
         if progress is not None:
             progress(done + 1, len(weights.tensors))
     return Program(spec, build_ops(spec), arrays, reference)
+
+
+def build_model(
+    weights: ModelWeights, placement: Placement, progress: Progress | None = None
+) -> Model:
+    """The model on the backend that `placement` names, ready to run."""
+    if placement.backend == "reference":
+        program = build_program(weights, placement.max_model_len, progress)
+        return Interpreted(program, placement.threads)
+    from seethrough.kernels.cpu.path import use
+
+    use(placement.cpu_path)  # before anything that depends on it is imported
+    from seethrough.kernels.cpu.compiled import Kernels
+    from seethrough.model.compiled import CompiledProgram, pack_weights
+
+    kernels = Kernels(placement.kernel_dir)
+    packed = pack_weights(weights.tensors, kernels, placement.threads, progress)
+    packed |= position_tables(weights.spec, placement.max_model_len)
+    return CompiledProgram(
+        weights.spec,
+        packed,
+        kernels,
+        max_rows=placement.max_rows,
+        kv_bytes=placement.kv_bytes,
+        threads=placement.threads,
+    )
+
+
+def weight_bytes(weights: ModelWeights, backend: Backend) -> int:
+    """Bytes of the weights in memory: `reference` holds float32, `cpu` what the file holds."""
+    if backend == "reference":
+        return 4 * sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+    from seethrough.kernels.cpu.forms import packed_bytes
+
+    return sum(
+        packed_bytes(t.dtype.name, t.shape) if len(t.shape) == 2 else 4 * int(np.prod(t.shape))
+        for t in weights.tensors.values()
+    )
 
 
 def position_tables(spec: TransformerSpec, length: int) -> dict[str, Any]:

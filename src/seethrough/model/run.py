@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kernels.ops import KVCache
 from seethrough.model.program import Op, Program
 
 F32 = NDArray[np.float32]
+_ROWS_WORTH_THREADS = 64
 
 
 class OpTracer(Protocol):
@@ -28,6 +30,41 @@ class OpTracer(Protocol):
     def op_done(self, op: Op, outputs: tuple[F32, ...], scores: list[F32], seconds: float) -> None:
         """Called after every operation; `scores` is filled only by attention."""
         ...
+
+
+class Model(Protocol):
+    """What the engine steps: a program on one of the backends."""
+
+    def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
+        """Logits of the batch's `logit_rows`, [R, V] float32, until the next run.
+
+        Writes the rows' K and V into `kv`. With a tracer the same values are made, and shown.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of threads."""
+        ...
+
+
+class Interpreted:
+    """A program on the `reference` backend, operation by operation in Python."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        self.program = program
+        self._threads = threads
+        self._controller = ThreadpoolController()
+
+    def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
+        """See `Model.run`."""
+        # Few rows are many small products: a second BLAS thread gains little there, and costs ten
+        # times when a neighbour takes its core (docs/log.md).
+        threads = self._threads if len(batch.token_ids) >= _ROWS_WORTH_THREADS else 1
+        with self._controller.limit(limits=threads, user_api="blas"):
+            return run(self.program, batch, kv, tracer)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 def run(program: Program, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:

@@ -1,0 +1,191 @@
+"""A program on the `cpu` backend: packed weights, records, workers; one compiled loop per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seethrough.kernels.batch import ForwardBatch
+from seethrough.kernels.cpu.compiled import Kernels
+from seethrough.kernels.cpu.forms import packed_bytes
+from seethrough.kernels.cpu.memory import aligned
+from seethrough.kernels.cpu.record import PIECE, STEP_WORDS, TILE, S, mix_bytes, scratch_bytes
+from seethrough.kernels.cpu.weights import Packed, Packer
+from seethrough.kernels.cpu.workers import Workers
+from seethrough.kernels.ops import KVCache
+from seethrough.model.lower import Lowering
+from seethrough.model.program import Op, build_ops
+from seethrough.model.run import OpTracer
+from seethrough.model.spec import TransformerSpec
+from seethrough.weights.tensor import Tensor
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+
+
+def pack_weights(
+    tensors: Mapping[str, Tensor], kernels: Kernels, threads: int, progress: Progress | None = None
+) -> dict[str, Packed | F32]:
+    """Matrices in the kernels' layout, vectors (and position tables) as float32."""
+    matrices = {name for name, t in tensors.items() if _is_matrix(name, t)}
+    sizes = [packed_bytes(tensors[name].dtype.name, tensors[name].shape) for name in matrices]
+    packer = Packer(kernels, threads, sum(-(-size // 64) * 64 for size in sizes))
+    weights: dict[str, Packed | F32] = {}
+    for done, (name, tensor) in enumerate(tensors.items()):
+        if name in matrices:
+            weights[name] = packer.pack(tensor.dtype.name, tensor.shape, tensor.data)
+        else:
+            weights[name] = tensor.to_f32()
+        if progress is not None:
+            progress(done + 1, len(tensors))
+    packer.close()
+    return weights
+
+
+def _is_matrix(name: str, tensor: Tensor) -> bool:
+    return len(tensor.shape) == 2 and name != "positions.weight"
+
+
+class CompiledProgram:
+    """Runs batches of up to `max_rows` rows. Logits are valid until the next run."""
+
+    def __init__(
+        self,
+        spec: TransformerSpec,
+        weights: Mapping[str, Packed | F32],
+        kernels: Kernels,
+        *,
+        max_rows: int,
+        kv_bytes: int,
+        threads: int,
+    ) -> None:
+        self.spec = spec
+        self.ops = build_ops(spec)
+        self.kernels = kernels
+        self.max_rows = max_rows
+        lowering = Lowering(spec, weights, kernels, max_rows, kv_bytes)
+        self._lowered = lowering.lower(self.ops)
+        self._records = self._lowered.records
+        self.workers = Workers(threads, kernels, len(self._records))
+        self._step = aligned(8 * STEP_WORDS).view(np.int64)
+        scratch = scratch_bytes(spec.head_dim, spec.n_heads // spec.n_kv_heads)
+        self._scratch = aligned(scratch * threads)
+        self._partials = aligned(0)
+        self._step[S.SCRATCH] = self._scratch.ctypes.data
+        self._step[S.SCRATCH_BYTES] = scratch
+        self._step[S.COUNTERS] = self.workers.counters
+        self._step[S.BARRIER] = self.workers.barrier
+        self._step[S.SHARES] = 8 * threads
+
+    def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
+        """See `run.Model.run`."""
+        if len(batch.token_ids) > self.max_rows:
+            raise ValueError(f"{len(batch.token_ids)} rows, but this program has {self.max_rows}")
+        held = self._fill_step(batch, kv)
+        records, step = int(self._records.ctypes.data), int(self._step.ctypes.data)
+        if tracer is None:
+            self.workers.run(records, 0, len(self._records), step)
+        else:
+            self._traced(batch, tracer, records, step)
+            return self._value("logits", len(batch.logit_rows)).copy()  # a trace keeps them
+        del held  # alive until here: the step holds bare addresses
+        return self._value("logits", len(batch.logit_rows))
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self.workers.close()
+
+    def _value(self, name: str, rows: int) -> F32:
+        buffer = self._lowered.buffers[name]
+        return buffer.floats[:rows, : buffer.width]
+
+    def _fill_step(self, batch: ForwardBatch, kv: KVCache) -> tuple[Any, ...]:
+        """Write the step's words; returns the arrays that they point to."""
+        step = self._step
+        arrays = [
+            np.ascontiguousarray(a, dtype=np.int64)
+            for a in (batch.token_ids, batch.positions, batch.slots, batch.logit_rows)
+        ]
+        tables = [np.ascontiguousarray(t, dtype=np.int64) for t in batch.block_tables]
+        tiles = _tiles(batch, [int(t.ctypes.data) for t in tables])  # [3, tiles]
+        step[S.ROWS], step[S.LOGIT_ROWS] = len(batch.token_ids), len(batch.logit_rows)
+        words = (S.TOKEN_IDS, S.POSITIONS, S.SLOTS, S.LOGIT_INDEX)
+        for word, array in zip(words, arrays, strict=True):
+            step[word] = array.ctypes.data
+        step[S.TILES] = tiles.shape[1]
+        for word, line in zip((S.TILE_ROW, S.TILE_ROWS, S.TILE_TABLE), tiles, strict=True):
+            step[word] = line.ctypes.data
+        step[S.K], step[S.V] = kv.k.ctypes.data, kv.v.ctypes.data
+        step[S.BLOCKS], step[S.BLOCK_SIZE] = kv.k.shape[1], kv.block_size
+        step[S.SCORES] = 0
+        self._share_pieces(batch, tiles.shape[1])
+        return (*arrays, *tables, tiles)
+
+    def _share_pieces(self, batch: ForwardBatch, tiles: int) -> None:
+        """Few tiles over long contexts: let threads share the pieces of a context."""
+        pieces = -(-int(batch.seq_lens.max()) // PIECE)
+        few = tiles * self.spec.n_kv_heads < 4 * self.workers.count
+        split = pieces > 1 and few and self.workers.count > 1
+        self._step[S.SPLIT], self._step[S.PIECES] = split, pieces
+        if split:
+            lines = len(batch.token_ids) * self.spec.n_heads * pieces
+            needed = lines * mix_bytes(self.spec.head_dim)
+            if needed > self._partials.size:
+                self._partials = aligned(2 * needed)
+            self._step[S.PARTIALS] = self._partials.ctypes.data
+
+    def _traced(self, batch: ForwardBatch, tracer: OpTracer, records: int, step: int) -> None:
+        """Record by record, showing what every operation made.
+
+        Where several operations are one record, each gets an equal share of its time.
+        """
+        scores: list[F32] = []
+        for i, done in enumerate(self._lowered.ops):
+            layer = self._lowered.attends.get(i)
+            if layer is not None:
+                scores = self._room_for_scores(batch) if tracer.wants_scores(layer) else []
+            started = perf_counter()
+            self.workers.run(records, i, i + 1, step)
+            seconds = perf_counter() - started
+            self._step[S.SCORES] = 0
+            ops = [self.ops[number] for number in done]
+            computing = [op for op in ops if op.kernel not in ("split_heads", "merge_heads")]
+            for op in ops:
+                share = seconds / len(computing) if op in computing else 0.0
+                shown = scores if op.kernel == "attend" else []
+                tracer.op_done(op, self._outputs(op, batch), shown, share)
+
+    def _room_for_scores(self, batch: ForwardBatch) -> list[F32]:
+        """Per request [H, n, t] of -inf, where attention leaves the scores of what a row sees."""
+        rows, keys = len(batch.token_ids), int(batch.seq_lens.max())
+        room = np.full((self.spec.n_heads, rows, keys), -np.inf, dtype=np.float32)
+        self._step[S.SCORES], self._step[S.SCORE_KEYS] = room.ctypes.data, keys
+        return [
+            room[:, batch.rows_of(b), : int(batch.seq_lens[b])] for b in range(batch.n_requests)
+        ]
+
+    def _outputs(self, op: Op, batch: ForwardBatch) -> tuple[F32, ...]:
+        if not op.outputs:
+            return ()
+        name = op.outputs[0]
+        rows = len(batch.logit_rows if op.stage in ("S7", "S8", "S9") else batch.token_ids)
+        value = self._value(name, rows).copy()
+        if name.endswith(("_heads", "_pos")):
+            value = value.reshape(rows, -1, self.spec.head_dim)
+        return (value,)
+
+
+def _tiles(batch: ForwardBatch, tables: Sequence[int]) -> I64:
+    """Rows of one request that follow one another, at most TILE each: first row, rows, table."""
+    tiles = [
+        (row, min(TILE, stop - row), tables[b])
+        for b in range(batch.n_requests)
+        for start, stop in [(int(batch.query_start[b]), int(batch.query_start[b + 1]))]
+        for row in range(start, stop, TILE)
+    ]
+    return np.ascontiguousarray(np.array(tiles, dtype=np.int64).reshape(-1, 3).T)
