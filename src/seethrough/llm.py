@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -85,6 +86,17 @@ class LLM:
     def spec(self) -> TransformerSpec:
         """What the model is made of."""
         return self._loaded.weights.spec
+
+    @contextmanager
+    def stage_times(self) -> Iterator[dict[str, float]]:
+        """While it is open, seconds by stage (S4 to S9) are added up in the dict that it gives."""
+        times: dict[str, float] = {}
+        model = self._loaded.engine.model
+        model.stage_seconds = times
+        try:
+            yield times
+        finally:
+            model.stage_seconds = None
 
     @property
     def weights(self) -> ModelWeights:

@@ -258,7 +258,7 @@ def test_bench_figures(seethrough: Seethrough, default_model: str) -> None:
     assert body["backend"] == "cpu"
     for name in ("pp_tok_s", "tg_tok_s", "batch_tok_s", "ttft_ms"):
         assert body[name] > 0
-    assert body["limit"].keys() == {"read_gb_s", "gflop_s", "tg_tok_s", "pp_tok_s"}
+    assert body["limit"].keys() == {"read_gb_s", "gop_s", "tg_tok_s", "pp_tok_s"}
     assert body["tg_share"] == pytest.approx(body["tg_tok_s"] / body["limit"]["tg_tok_s"])
     assert seethrough("bench", "--pp", 0).code == 2
 

@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from seethrough import LLM
+import pytest
+from engine_forge import Models
+
+from seethrough.config import BACKENDS
 from seethrough.engine import measure
+from seethrough.engine.load import kernel_dir
 from seethrough.engine.measure import Limits
+from seethrough.kernels.cpu import ceiling
+from seethrough.kernels.cpu.compiled import Kernels
 
 
 @pytest.fixture
 def fixed_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 GB/s of reading, 1 GFLOP/s of multiplying."""
+    """1 GB/s of reading, 1 GOP/s of multiplying."""
     monkeypatch.setattr(measure, "read_bandwidth", lambda nbytes, threads: 1e9)
-    monkeypatch.setattr(measure, "multiply_rate", lambda threads: 1e9)
+    monkeypatch.setattr(measure, "_rate", lambda dtype, setup: 1e9)
 
 
-def test_limits_count_what_a_token_needs(fixed_machine: None, llm: LLM) -> None:
+@pytest.mark.parametrize("depth", [0, 100])
+def test_limits_count_what_a_token_needs(
+    fixed_machine: None, models: Models, llama_dir: Path, depth: int
+) -> None:
+    llm = models(llama_dir, backend="reference")
     spec = llm.spec
     d, v = spec.d_model, spec.vocab_size
     layer = d * spec.q_size * 2 + d * spec.kv_size * 2 + 3 * d * spec.d_ff
     norms = (2 * spec.n_layers + 1) * d
-    found = measure.limits(llm.weights, threads=2, backend="reference")
+    cache = depth * 2 * spec.n_layers * spec.kv_size * 4
+    found = measure.limits(llm.weights, llm.report, depth)
     assert found == Limits(
         read_gb_s=1.0,
-        gflop_s=1.0,
+        gop_s=pytest.approx(1.0),
         # Every layer, every norm and the head, four bytes a weight; the embedding picks one row.
-        tg_tok_s=pytest.approx(1e9 / (4 * (spec.n_layers * layer + norms + v * d))),
+        tg_tok_s=pytest.approx(1e9 / (4 * (spec.n_layers * layer + norms + v * d) + cache)),
         # Two operations for each weight of the layers; the head runs once for a whole prompt.
         pp_tok_s=pytest.approx(1e9 / (2 * spec.n_layers * layer)),
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_figures_are_the_engines_own(
-    fixed_machine: None, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    fixed_machine: None,
+    models: Models,
+    llama_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
 ) -> None:
     monkeypatch.setattr(measure, "_BATCH_PROMPT", 12)  # the tiny model's context holds 128
     monkeypatch.setattr(measure, "_BATCH_OUTPUT", 4)
-    found = measure.limits(llm.weights, threads=1, backend="cpu")
+    llm = models(llama_dir, backend=backend)
+    found = measure.limits(llm.weights, llm.report, 5)
     figures = measure.measure(llm, found, pp=20, tg=4, batch=1, depth=3, repeats=1)
     assert figures.pp_tok_s == pytest.approx(20 / figures.ttft_ms * 1e3)
     assert figures.tg_share == pytest.approx(figures.tg_tok_s / found.tg_tok_s)
     assert figures.pp_share == pytest.approx(figures.pp_tok_s / found.pp_tok_s)
+    for stages in (figures.tg_stages, figures.pp_stages):
+        assert {"S4", "S6.1", "S6.5", "S6.7", "S9", "loop"} <= stages.keys()
+        assert sum(stages.values()) == pytest.approx(100, abs=1)
+    assert llm._engine.model.stage_seconds is None
+
+
+def test_the_ceiling_is_above_what_a_product_reaches() -> None:
+    rate = ceiling.multiply_rate("Q4_1", Kernels(kernel_dir()), threads=1, repeats=2)
+    assert rate > 1e9
 
 
 def test_the_machine_has_a_bandwidth_and_a_peak() -> None:

@@ -18,14 +18,14 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
 
     asked = {name: _count(arguments, name) for name in _DEFAULTS}
     llm = load_llm(arguments, speaker)
-    found = limits(llm.weights, llm.report.threads, llm.report.backend)
+    found = limits(llm.weights, llm.report, asked["depth"] + asked["tg"] // 2)
     lines = not arguments.json
     if lines:
         print(
             speaker.text(
                 "bench_limits",
                 read=f"{found.read_gb_s:.1f}",
-                peak=f"{found.gflop_s:.0f}",
+                peak=f"{found.gop_s:.0f}",
                 tg=f"{found.tg_tok_s:.1f}",
                 pp=f"{found.pp_tok_s:.0f}",
             ),
@@ -40,6 +40,12 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
             print(speaker.text(key, count=count, rate=f"{rate:.1f}", share=f"{share:.0%}"))
         together = f"{figures.batch_tok_s:.1f}"
         print(speaker.text("bench_batch", count=asked["batch"], rate=together))
+        for key, stages in (
+            ("bench_tg_stages", figures.tg_stages),
+            ("bench_pp_stages", figures.pp_stages),
+        ):
+            shares = ", ".join(f"{stage} {share}%" for stage, share in stages.items())
+            print(speaker.text(key, shares=shares))
     print(json.dumps(to_json(llm.report, found, figures, **asked)))
     return 0
 

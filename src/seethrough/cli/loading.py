@@ -82,8 +82,11 @@ def report_loading(report: LoadReport, speaker: Speaker) -> None:
         block_size=report.block_size,
         dtype=report.kv_dtype,
         threads=report.threads,
-        backend=report.backend,
+        backend=report.backend if report.cpu_path is None else f"cpu ({report.cpu_path})",
     )
+    if report.compiled_kernels:
+        seconds = f"{report.phases['kernels'] / 1e3:.1f}"
+        speaker.note("compiled", count=report.compiled_kernels, seconds=seconds)
     if report.left_aside:
         speaker.note("left_aside", names=", ".join(report.left_aside))
     for note in report.notes:

@@ -24,6 +24,10 @@ MESSAGES: Mapping[str, Text] = {
         "{dtype}），{threads} 个线程，后端 {backend}",
     ),
     "left_aside": Text("tensors left aside: {names}", "未使用的张量：{names}"),
+    "compiled": Text(
+        "compiled {count} kernels for this processor in {seconds} s; the next start finds them",
+        "为本机处理器编译了 {count} 个内核，用时 {seconds} 秒；下次启动直接使用",
+    ),
     "progress": Text("{what} {percent}%", "{what} {percent}%"),
     "timing": Text(
         "{prompt} prompt + {completion} completion tokens · load {load} ms · TTFT {ttft} ms · "
@@ -107,8 +111,8 @@ MESSAGES: Mapping[str, Text] = {
         "{parameters} 个参数，文件 {stored}；KV 缓存每个 token {kv} 字节（{dtype}）",
     ),
     "bench_limits": Text(
-        "limits: {read} GB/s read, {peak} GFLOP/s; so at most {tg} tok/s decoding, {pp} tok/s prefill",
-        "上限：读 {read} GB/s，计算 {peak} GFLOP/s；即生成至多 {tg} token/秒，预填充至多 {pp} token/秒",
+        "limits: {read} GB/s read, {peak} GOP/s; so at most {tg} tok/s decoding, {pp} tok/s prefill",
+        "上限：读 {read} GB/s，计算 {peak} GOP/s；即生成至多 {tg} token/秒，预填充至多 {pp} token/秒",
     ),
     "bench_pp": Text(
         "prefill of {count}: {rate} tok/s, {share} of the limit",
@@ -122,6 +126,8 @@ MESSAGES: Mapping[str, Text] = {
         "{count} requests at once (128 in, 64 out): {rate} output tok/s",
         "{count} 个请求同时（输入 128，输出 64）：{rate} 输出 token/秒",
     ),
+    "bench_tg_stages": Text("decoding, time by stage: {shares}", "生成各阶段耗时占比：{shares}"),
+    "bench_pp_stages": Text("prefill, time by stage: {shares}", "预填充各阶段耗时占比：{shares}"),
     "doctor_ok": Text("everything is in place", "一切就绪"),
     "doctor_mend": Text("to mend: {what}", "需要处理：{what}"),
     "doctor_no_model": Text(

@@ -40,6 +40,8 @@ class LoadReport:
         stored: the weights in the file.
         expanded: the weights in memory; `reference` holds them as float32, `cpu` as stored.
         available: free memory before anything was loaded.
+        cpu_path: the instructions that `cpu` uses; None on `reference`.
+        compiled_kernels: kernels that had to be compiled; they are kept for the next start.
         phases: name of each loading phase and what it took.
     """
 
@@ -51,11 +53,14 @@ class LoadReport:
     kv_dtype: str
     num_kv_blocks: int
     block_size: int
+    kv_bytes_per_token: int
     max_model_len: int
     model_max_len: int
     available: int
     threads: int
     backend: Backend
+    cpu_path: str | None
+    compiled_kernels: int
     left_aside: tuple[str, ...]
     notes: tuple[str, ...]
     phases: Mapping[str, float]
@@ -105,6 +110,7 @@ def load(
     tokenizer = clock.time("tokenizer", lambda: load_tokenizer(files, checkpoint))
     sizes = choose_sizes(weights, config, available)
     tick = None if progress is None else lambda done, of: progress("weights", done, of)
+    compiling = None if progress is None else lambda name: progress(f"kernel {name}", 0, 0)
     threads = config.threads or usable_threads()
     placement = Placement(
         backend=config.backend,
@@ -113,9 +119,10 @@ def load(
         max_rows=config.max_num_batched_tokens,
         kv_bytes=sizes.kv.dtype.itemsize,
         cpu_path=config.cpu_path,
-        kernel_dir=default_cache_dir().parent / "kernels",
+        kernel_dir=kernel_dir(),
     )
-    ready = clock.time("weights", lambda: build_model(weights, placement, tick))
+    ready = clock.time("weights", lambda: build_model(weights, placement, tick, compiling))
+    clock.split("kernels", "weights", ready.compile_seconds)
     pool = clock.time("pool", lambda: KVPool(sizes.kv, sizes.num_kv_blocks, config.block_size))
     report = LoadReport(
         name=files.name,
@@ -126,11 +133,14 @@ def load(
         kv_dtype={4: "f32", 2: "f16"}[sizes.kv.dtype.itemsize],
         num_kv_blocks=pool.num_blocks,
         block_size=pool.block_size,
+        kv_bytes_per_token=sizes.kv.bytes_per_token,
         max_model_len=sizes.max_model_len,
         model_max_len=weights.spec.max_positions,
         available=available,
         threads=threads,
         backend=config.backend,
+        cpu_path=ready.cpu_path,
+        compiled_kernels=ready.compiled_kernels,
         left_aside=weights.left_aside,
         notes=weights.notes,
         phases=clock.phases,
@@ -220,6 +230,11 @@ def _mb(size: int) -> int:
     return size // 1_000_000
 
 
+def kernel_dir() -> Path:
+    """Where compiled kernels are kept, beside the models."""
+    return default_cache_dir().parent / "kernels"
+
+
 class _Phases:
     """Times the phases of loading, in order."""
 
@@ -231,3 +246,8 @@ class _Phases:
         result = work()
         self.phases[name] = (perf_counter() - started) * 1e3
         return result
+
+    def split(self, name: str, out_of: str, seconds: float) -> None:
+        """Give a part of a phase a name of its own."""
+        self.phases[name] = seconds * 1e3
+        self.phases[out_of] -= seconds * 1e3

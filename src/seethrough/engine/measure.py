@@ -10,7 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from seethrough.config import Backend
-from seethrough.engine.load import LoadReport
+from seethrough.engine.load import LoadReport, kernel_dir
 from seethrough.engine.outputs import RequestOutput
 from seethrough.model.load import ModelWeights, weight_bytes
 
@@ -38,6 +39,10 @@ class Generator(Protocol):
         """Complete prompts as one batch."""
         ...
 
+    def stage_times(self) -> AbstractContextManager[dict[str, float]]:
+        """While it is open, seconds by stage are collected in the dict that it gives."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -45,20 +50,26 @@ class Limits:
 
     Attributes:
         read_gb_s: reading a buffer of the weights' size, all threads.
-        gflop_s: multiplying float32 matrices, all threads.
-        tg_tok_s: read_gb_s over the bytes that one decoded token must read.
-        pp_tok_s: gflop_s over the operations of one prompt token.
+        gop_s: operations of the weights' own products, all threads, on data in the first cache
+            (`reference`: of a large float32 product); weighted by what a prompt token needs.
+        tg_tok_s: read_gb_s over what one decoded token must read: weights, and its context's cache.
+        pp_tok_s: gop_s over the operations of one prompt token, attention left out.
     """
 
     read_gb_s: float
-    gflop_s: float
+    gop_s: float
     tg_tok_s: float
     pp_tok_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians of the repeats. Shares are of the limit."""
+    """Medians of the repeats. Shares are of the limit.
+
+    Attributes:
+        tg_stages, pp_stages: each stage's share of the time, in percent; "loop" is what the engine
+            does around the model: S1 to S3, S10 to S13.
+    """
 
     pp_tok_s: float
     pp_share: float
@@ -66,20 +77,59 @@ class Figures:
     tg_share: float
     batch_tok_s: float
     ttft_ms: float
+    tg_stages: dict[str, float]
+    pp_stages: dict[str, float]
 
 
-def limits(weights: ModelWeights, threads: int, backend: Backend) -> Limits:
-    """Measure bandwidth and peak, and what they allow for this model."""
-    nbytes = weight_bytes(weights, backend)
-    read = read_bandwidth(nbytes, threads)
-    peak = multiply_rate(threads)
+class Setup(Protocol):
+    """What the limits depend on besides the weights; a LoadReport says it."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+
+def limits(weights: ModelWeights, setup: Setup, depth: int) -> Limits:
+    """Measure bandwidth and peak, and what they allow for this model at a context of `depth`."""
     spec = weights.spec
-    matrices = sum(int(np.prod(t.shape)) for t in weights.tensors.values() if len(t.shape) == 2)
-    table = spec.vocab_size * spec.d_model
-    # The head runs for one position of a prompt; the embedding only picks a row.
-    per_token = 2 * (matrices - table * (1 if spec.tied_head else 2))
-    read_per_token = nbytes - (0 if spec.tied_head else 4 * table)
-    return Limits(read / 1e9, peak / 1e9, read / read_per_token, peak / per_token)
+    nbytes = weight_bytes(weights, setup.backend)
+    read = read_bandwidth(nbytes, setup.threads)
+    table = 0 if spec.tied_head else _tensor_bytes(weights, "embed.weight", setup.backend)
+    # The embedding only picks a row.
+    per_token = nbytes - table + depth * setup.kv_bytes_per_token
+    operations = _operations(weights)
+    seconds = sum(n / _rate(dtype, setup) for dtype, n in operations.items())
+    total = sum(operations.values())
+    return Limits(read / 1e9, total / seconds / 1e9, read / per_token, 1 / seconds)
+
+
+def _operations(weights: ModelWeights) -> dict[str, int]:
+    """Operations of one prompt token by weight type. The head runs for one position of a prompt."""
+    aside = {"embed.weight", "head.weight", "positions.weight"}
+    found: dict[str, int] = {}
+    for name, tensor in weights.tensors.items():
+        if len(tensor.shape) == 2 and name not in aside:
+            dtype = tensor.dtype.name
+            found[dtype] = found.get(dtype, 0) + 2 * int(np.prod(tensor.shape))
+    return found
+
+
+def _rate(dtype: str, setup: Setup) -> float:
+    if setup.backend == "reference":
+        return multiply_rate(setup.threads)
+    from seethrough.kernels.cpu import ceiling
+    from seethrough.kernels.cpu.compiled import Kernels
+
+    return ceiling.multiply_rate(dtype, Kernels(kernel_dir()), setup.threads)
+
+
+def _tensor_bytes(weights: ModelWeights, name: str, backend: Backend) -> int:
+    return weight_bytes(replace(weights, tensors={name: weights.tensors[name]}), backend)
 
 
 def read_bandwidth(nbytes: int, threads: int, repeats: int = 5) -> float:
@@ -113,7 +163,26 @@ def measure(
         tg_share=tg_rate / found.tg_tok_s,
         batch_tok_s=statistics.median(together),
         ttft_ms=statistics.median(prefill) * 1e3,
+        tg_stages=_stages(llm, depth, tg),
+        pp_stages=_stages(llm, pp, 0),
     )
+
+
+def _stages(llm: Generator, prompt: int, count: int) -> dict[str, float]:
+    """Percent of the time by stage: of decoding `count` tokens, or of the prefill where it is 0."""
+    ask = {"max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    with llm.stage_times() as times:
+        (first,) = llm.generate(_prompt(prompt, 99), **ask)
+        spent, whole = dict(times), (first.metrics.ttft_ms or 0.0) / 1e3
+        if count:
+            times.clear()
+            (output,) = llm.generate(_prompt(prompt, 99), **(ask | {"max_tokens": count + 1}))
+            spent = {stage: seconds - spent.get(stage, 0.0) for stage, seconds in times.items()}
+            whole = (output.metrics.tpot_ms or 0.0) * count / 1e3
+    spent = {stage: max(0.0, seconds) for stage, seconds in spent.items()}
+    spent["loop"] = max(0.0, whole - sum(spent.values()))
+    total = sum(spent.values())
+    return {stage: round(100 * seconds / total, 1) for stage, seconds in sorted(spent.items())}
 
 
 def to_json(report: LoadReport, found: Limits, figures: Figures, **asked: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from seethrough.kernels.batch import ForwardBatch
 from seethrough.kernels.cpu.compiled import Kernels
 from seethrough.kernels.cpu.forms import packed_bytes
 from seethrough.kernels.cpu.memory import aligned
+from seethrough.kernels.cpu.path import use
 from seethrough.kernels.cpu.record import PIECE, STEP_WORDS, TILE, S, mix_bytes, scratch_bytes
 from seethrough.kernels.cpu.weights import Packed, Packer
 from seethrough.kernels.cpu.workers import Workers
@@ -81,6 +83,8 @@ class CompiledProgram:
         self._step[S.COUNTERS] = self.workers.counters
         self._step[S.BARRIER] = self.workers.barrier
         self._step[S.SHARES] = 8 * threads
+        self.stage_seconds: dict[str, float] | None = None  # filled per step where it is a dict
+        self._clock = aligned(8 * (len(self._records) + 1)).view(np.int64)
 
     def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
         """See `run.Model.run`."""
@@ -88,13 +92,30 @@ class CompiledProgram:
             raise ValueError(f"{len(batch.token_ids)} rows, but this program has {self.max_rows}")
         held = self._fill_step(batch, kv)
         records, step = int(self._records.ctypes.data), int(self._step.ctypes.data)
-        if tracer is None:
+        if tracer is None and self.stage_seconds is None:
             self.workers.run(records, 0, len(self._records), step)
-        else:
+        elif tracer is None and self.stage_seconds is not None:
+            self._timed(records, step, self.stage_seconds)
+        elif tracer is not None:
             self._traced(batch, tracer, records, step)
             return self._value("logits", len(batch.logit_rows)).copy()  # a trace keeps them
         del held  # alive until here: the step holds bare addresses
         return self._value("logits", len(batch.logit_rows))
+
+    @property
+    def cpu_path(self) -> str | None:
+        """The processor path that the kernels are compiled for."""
+        return use()
+
+    @property
+    def compiled_kernels(self) -> int:
+        """Kernels that were not on disk."""
+        return len(self.kernels.compiled)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling them took."""
+        return self.kernels.seconds
 
     def close(self) -> None:
         """End the worker threads."""
@@ -159,6 +180,27 @@ class CompiledProgram:
                 share = seconds / len(computing) if op in computing else 0.0
                 shown = scores if op.kernel == "attend" else []
                 tracer.op_done(op, self._outputs(op, batch), shown, share)
+
+    def _timed(self, records: int, step: int, stages: dict[str, float]) -> None:
+        """The whole loop, with the first thread noting the cycle at which each record starts."""
+        self._step[S.CLOCK] = self._clock.ctypes.data
+        started = perf_counter()
+        self.workers.run(records, 0, len(self._records), step)
+        seconds = perf_counter() - started
+        self._step[S.CLOCK] = 0
+        spent = np.diff(self._clock).astype(np.float64)
+        spent *= seconds / spent.sum()
+        for i, stage in enumerate(self._stages):
+            stages[stage] = stages.get(stage, 0.0) + float(spent[i])
+
+    @cached_property
+    def _stages(self) -> list[str]:
+        """The stage that each record belongs to: that of its first operation, or of the next one."""
+        stages, following = [], "S9"
+        for done in reversed(self._lowered.ops):
+            following = self.ops[done[0]].stage if done else following
+            stages.append(following)
+        return stages[::-1]
 
     def _room_for_scores(self, batch: ForwardBatch) -> list[F32]:
         """Per request [H, n, t] of -inf, where attention leaves the scores of what a row sees."""

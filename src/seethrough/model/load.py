@@ -95,9 +95,15 @@ def build_program(
 
 
 def build_model(
-    weights: ModelWeights, placement: Placement, progress: Progress | None = None
+    weights: ModelWeights,
+    placement: Placement,
+    progress: Progress | None = None,
+    compiling: Callable[[str], None] | None = None,
 ) -> Model:
-    """The model on the backend that `placement` names, ready to run."""
+    """The model on the backend that `placement` names, ready to run: nothing is compiled later.
+
+    `progress` counts weights, `compiling` is told each kernel that is not on disk.
+    """
     if placement.backend == "reference":
         program = build_program(weights, placement.max_model_len, progress)
         return Interpreted(program, placement.threads)
@@ -107,7 +113,7 @@ def build_model(
     from seethrough.kernels.cpu.compiled import Kernels
     from seethrough.model.compiled import CompiledProgram, pack_weights
 
-    kernels = Kernels(placement.kernel_dir)
+    kernels = Kernels(placement.kernel_dir, compiling)
     packed = pack_weights(weights.tensors, kernels, placement.threads, progress)
     packed |= position_tables(weights.spec, placement.max_model_len)
     return CompiledProgram(

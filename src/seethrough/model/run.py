@@ -33,7 +33,30 @@ class OpTracer(Protocol):
 
 
 class Model(Protocol):
-    """What the engine steps: a program on one of the backends."""
+    """What the engine steps: a program on one of the backends.
+
+    Attributes:
+        stage_seconds: where it is a dict, every untraced run adds to it what each stage took.
+        cpu_path: the processor path of compiled kernels, None where there are none.
+        compiled_kernels, compile_seconds: what had to be compiled to get ready.
+    """
+
+    stage_seconds: dict[str, float] | None
+
+    @property
+    def cpu_path(self) -> str | None:
+        """See the class."""
+        ...
+
+    @property
+    def compiled_kernels(self) -> int:
+        """See the class."""
+        ...
+
+    @property
+    def compile_seconds(self) -> float:
+        """See the class."""
+        ...
 
     def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
         """Logits of the batch's `logit_rows`, [R, V] float32, until the next run.
@@ -50,21 +73,41 @@ class Model(Protocol):
 class Interpreted:
     """A program on the `reference` backend, operation by operation in Python."""
 
+    cpu_path = None
+    compiled_kernels = 0
+    compile_seconds = 0.0
+
     def __init__(self, program: Program, threads: int) -> None:
         self.program = program
         self._threads = threads
         self._controller = ThreadpoolController()
+        self.stage_seconds: dict[str, float] | None = None
 
     def run(self, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:
         """See `Model.run`."""
         # Few rows are many small products: a second BLAS thread gains little there, and costs ten
         # times when a neighbour takes its core (docs/log.md).
         threads = self._threads if len(batch.token_ids) >= _ROWS_WORTH_THREADS else 1
+        if tracer is None and self.stage_seconds is not None:
+            tracer = _StageClock(self.stage_seconds)
         with self._controller.limit(limits=threads, user_api="blas"):
             return run(self.program, batch, kv, tracer)
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class _StageClock:
+    """A tracer that adds up what each stage took."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    def wants_scores(self, layer: int) -> bool:
+        return False
+
+    def op_done(self, op: Op, outputs: tuple[F32, ...], scores: list[F32], seconds: float) -> None:
+        self._seconds[op.stage] = self._seconds.get(op.stage, 0.0) + seconds
 
 
 def run(program: Program, batch: ForwardBatch, kv: KVCache, tracer: OpTracer | None = None) -> F32:

@@ -13,9 +13,10 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -29,13 +30,17 @@ class Kernels:
 
     Attributes:
         compiled: names of the kernels that were not on disk.
+        seconds: what compiling them took.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, notify: Callable[[str], None] | None = None) -> None:
+        """`notify` is told the name of a kernel before it is compiled."""
         self._directory = None if directory is None else directory / stamp()
         self._engine = _engine()
         self._addresses: dict[str, int] = {}
+        self._notify = notify
         self.compiled: list[str] = []
+        self.seconds = 0.0
 
     def address(self, name: str, function: Function | None = None) -> int:
         """The address of kernel `name`: of `library.py`, or compiled from `function`.
@@ -73,7 +78,11 @@ class Kernels:
         # Only here is the compiler needed; a start that finds all kernels on disk never loads it.
         from seethrough.kernels.cpu.compiler import compile_function
 
+        if self._notify is not None:
+            self._notify(name)
+        started = perf_counter()
         symbol, code = compile_function(function or build(name))
+        self.seconds += perf_counter() - started
         self.compiled.append(name)
         self._to_disk(name, symbol, code)
         return symbol, code

@@ -48,6 +48,7 @@ class S(IntEnum):
     BLOCKS = 21  # blocks of the pool
     BLOCK_SIZE = 22
     SHARES = 23  # into how many pieces work is cut, at least
+    CLOCK = 24  # [records + 1] where the first thread notes when each record starts, or 0
 
 
 STEP_WORDS = 32

@@ -93,6 +93,12 @@ def call_kernel(typing: Any, kernel: Any, record: Any, step: Any, counter: Any, 
     return make(types.void(*[types.int64] * 5), emit)
 
 
+@intrinsic
+def ticks(typing: Any) -> Any:
+    """The processor's cycle counter."""
+    return make(types.int64(), lambda b: call(b, "llvm.readcyclecounter", I64))
+
+
 @inline
 def wait_for_all(barrier: int, threads: int) -> None:
     """Return when all threads are here. Two words on lines of their own: arrived, generation."""
@@ -120,12 +126,17 @@ def run_records(records: int, first: int, stop: int, step: int, thread: int, thr
         for i in range(first, stop):
             store_i64(counters + COUNTER_BYTES * i, 0)
     wait_for_all(barrier, threads)
+    clock = load_i64(step + 8 * S.CLOCK) if thread == 0 else 0
     for i in range(first, stop):
         record = records + _RECORD_BYTES * i
         if i > first and load_i64(record + _BARRIER) != 0:
             wait_for_all(barrier, threads)
+        if clock != 0:
+            store_i64(clock + 8 * i, ticks())
         call_kernel(load_i64(record + _KERNEL), record, step, counters + COUNTER_BYTES * i, thread)
     wait_for_all(barrier, threads)
+    if clock != 0:
+        store_i64(clock + 8 * stop, ticks())
 
 
 def sweep_barriers(barrier: int, count: int, threads: int) -> None:
