@@ -57,7 +57,7 @@ class Call:
         for word, value in self.words.items():
             record[word] = value
         workers = team(threads)
-        step[S.ROWS], step[S.SHARES] = self.rows, 8 * threads
+        step[S.ROWS], step[S.SHARES], step[S.THREADS] = self.rows, 8 * threads, threads
         step[S.COUNTERS], step[S.BARRIER] = workers.counters, workers.barrier
         for word, value in self.step.items():
             step[word] = value

@@ -42,6 +42,7 @@ def layer_norm(x: F32, weight: F32, bias: F32, *, eps: float, weight_offset: flo
     return centred / np.sqrt(variance + np.float32(eps)) * scale + bias
 
 
+@np.errstate(invalid="ignore")  # inf from a float16 cache becomes NaN; the logits' check names it
 def linear(x: F32, weight: F32, bias: F32 | None = None) -> F32:
     """x · weightᵀ + bias."""
     y: F32 = x @ weight.T  # [N, in] · [in, out]
@@ -69,7 +70,7 @@ def write_kv(k: F32, v: F32, slots: I64, kv: KVCache, *, layer: int) -> None:
         kv.v[layer, block, offset] = v
 
 
-@np.errstate(invalid="ignore")  # inf from a float16 cache becomes NaN; the logits' check names it
+@np.errstate(invalid="ignore")  # as above
 def attend(
     q: F32,
     kv: KVCache,

@@ -83,6 +83,7 @@ class CompiledProgram:
         self._step[S.COUNTERS] = self.workers.counters
         self._step[S.BARRIER] = self.workers.barrier
         self._step[S.SHARES] = 8 * threads
+        self._step[S.THREADS] = threads
         self.stage_seconds: dict[str, float] | None = None  # filled per step where it is a dict
         self._clock = aligned(8 * (len(self._records) + 1)).view(np.int64)
 
@@ -195,7 +196,7 @@ class CompiledProgram:
 
     @cached_property
     def _stages(self) -> list[str]:
-        """The stage that each record belongs to: that of its first operation, or of the next one."""
+        """The stage of each record: that of its first operation, or of the next that has one."""
         stages, following = [], "S9"
         for done in reversed(self._lowered.ops):
             following = self.ops[done[0]].stage if done else following

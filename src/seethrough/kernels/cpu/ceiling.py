@@ -39,7 +39,7 @@ def multiply_rate(dtype: str, kernels: Kernels, threads: int, repeats: int = 7) 
         }.items():
             record[word] = value
     step = np.zeros(STEP_WORDS, dtype=np.int64)
-    step[S.ROWS], step[S.SHARES] = _ROWS, 1
+    step[S.ROWS], step[S.SHARES], step[S.THREADS] = _ROWS, 1, threads
     step[S.COUNTERS], step[S.BARRIER] = workers.counters, workers.barrier
     best = float("inf")
     for _ in range(repeats):

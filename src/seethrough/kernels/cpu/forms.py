@@ -1,9 +1,10 @@
 """How a weight matrix lies in memory for the kernels: sixteen output rows side by side.
 
-A *group* is sixteen rows. Its quants come first, its scales after them:
+A *group* is sixteen rows, cut along its columns into *units*: a block of 32 columns, or (K-quants)
+a super-block of 8 blocks. A unit is read from its first byte to its last, the next follows at once:
 
-    quants   per block of 32 columns   bits · 64 bytes   (a 64-byte load: 4 columns x 16 rows)
-    scales   per block, or per super-block of 8 blocks
+    quants   per block   bits · 64 bytes   (a 64-byte load: 4 columns x 16 rows)
+    scales   per unit
 
 Four columns of a row are neighbours in a byte quad, sixteen rows make 64 bytes, so that a byte dot
 product leaves one row per lane and nothing is ever summed across lanes.
@@ -62,11 +63,19 @@ class Form:
             return floats
         return floats + LANES * SUPER * 2  # scale and minimum, or one scale for each half
 
+    @property
+    def unit_blocks(self) -> int:
+        """Blocks of a unit."""
+        return 1 if self.levels == 1 else SUPER
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a group's unit."""
+        return self.unit_blocks * self.quant_bytes + self.scale_bytes
+
     def group_bytes(self, columns: int) -> int:
         """Bytes of one group of rows with so many columns, a multiple of 64."""
-        blocks = columns // BLOCK
-        units = blocks if self.levels == 1 else blocks // SUPER
-        size = blocks * self.quant_bytes + units * self.scale_bytes
+        size = columns // BLOCK // self.unit_blocks * self.unit_bytes
         return -(-size // 64) * 64
 
 

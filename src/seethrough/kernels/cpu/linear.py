@@ -6,18 +6,19 @@ from collections.abc import Callable
 
 from seethrough.kernels.cpu.forms import FORMS
 from seethrough.kernels.cpu.path import use
-from seethrough.kernels.cpu.record import L, R, S
+from seethrough.kernels.cpu.record import SECTIONS, L, R, S
 from seethrough.kernels.cpu.simd import addf, inline, load_i64, loadf, storef
-from seethrough.kernels.cpu.threads import fetch_add
+from seethrough.kernels.cpu.threads import next_unit
 from seethrough.kernels.cpu.tiles import float_tile, quantized_tile
 
 PATH = use()
 
 TILE_ROWS = 8 if PATH == "avx512" else 4  # rows whose sums fit the registers
 _PANEL = 192 * 1024  # bytes of activations that stay in the second-level cache
+_UNIT = 64 * 1024  # bytes of weights that a thread takes at a time, at most about
 
 
-_ROWS, _SHARES = 8 * R.ROWS, 8 * S.SHARES
+_ROWS, _SHARES, _THREADS = 8 * R.ROWS, 8 * S.SHARES, 8 * S.THREADS
 _W, _GB, _G, _N = 8 * L.WEIGHTS, 8 * L.GROUP_BYTES, 8 * L.GROUPS, 8 * L.DEPTH
 _X, _XS, _Y, _YS, _BIAS = 8 * L.X, 8 * L.X_STRIDE, 8 * L.Y, 8 * L.Y_STRIDE, 8 * L.BIAS
 
@@ -54,11 +55,12 @@ def linear_kernel(name: str) -> Callable[..., None]:
         x, xs = load_i64(record + _X), load_i64(record + _XS)
         y, ys, bias = load_i64(record + _Y), load_i64(record + _YS), load_i64(record + _BIAS)
         high = min(rows, max(8, _PANEL // xs // 8 * 8))  # rows of a block
-        wide = max(1, min(groups // load_i64(step + _SHARES), 4096 // group_bytes + 1))
+        wide = max(1, min(groups // load_i64(step + _SHARES), _UNIT // group_bytes + 1))
         across = (groups + wide - 1) // wide
         units = across * ((rows + high - 1) // high)
-        unit = fetch_add(counter, 1)
-        while unit < units:
+        sections = min(SECTIONS, load_i64(step + _THREADS))
+        unit, turn = next_unit(counter, units, sections, thread, 0)
+        while unit >= 0:
             first = unit // across * high
             count = min(high, rows - first)
             start = unit % across * wide
@@ -67,7 +69,7 @@ def linear_kernel(name: str) -> Callable[..., None]:
                 group_rows(weights + g * group_bytes, x + first * xs, xs, out, ys, n, count)
                 if bias != 0:
                     add_bias(out, ys, bias + 64 * g, count)
-            unit = fetch_add(counter, 1)
+            unit, turn = next_unit(counter, units, sections, thread, turn)
 
     return linear
 

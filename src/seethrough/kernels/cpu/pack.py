@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seethrough.kernels.cpu.forms import LANES, SUPER, Form
+from seethrough.kernels.cpu.forms import LANES, Form
 from seethrough.kernels.cpu.simd import (
     inline,
     load_u8,
@@ -117,8 +117,8 @@ def write_scales(code: int, unit: int, lane: int, block: int) -> None:
 
 def pack_kernel(form: Form) -> Callable[..., None]:
     """The packer of one format: its branches are decided when it is compiled."""
-    code, bits, per_unit = form.code, form.bits, 1 if form.levels == 1 else SUPER
-    scale_bytes = form.scale_bytes
+    code, bits, per_unit = form.code, form.bits, form.unit_blocks
+    packed_unit, quant_bytes = form.unit_bytes, form.quant_bytes
 
     def pack(
         source: int,
@@ -133,16 +133,14 @@ def pack_kernel(form: Form) -> Callable[..., None]:
     ) -> None:
         """Pack groups first .. stop - 1; rows behind the last stay zero. Addresses and bytes."""
         for group in range(first, stop):
-            quants = target + group * group_bytes
-            scales = quants + blocks * bits * 64
             for lane in range(min(LANES, rows - LANES * group)):
                 row = source + (LANES * group + lane) * row_bytes
                 for unit in range(blocks // per_unit):
                     block = row + unit * unit_bytes
+                    at = target + group * group_bytes + unit * packed_unit
                     for s in range(per_unit):
-                        at = quants + (unit * per_unit + s) * bits * 64
-                        place(code, bits, at, lane, block, s)
-                    write_scales(code, scales + unit * scale_bytes, lane, block)
+                        place(code, bits, at + s * quant_bytes, lane, block, s)
+                    write_scales(code, at + per_unit * quant_bytes, lane, block)
 
     return pack
 

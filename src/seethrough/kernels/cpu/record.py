@@ -1,7 +1,8 @@
 """The words that a kernel reads: one record per operation, and one table per step.
 
 Both are int64 words. A kernel is called as kernel(record, step, counter, thread), all addresses
-but the last; work is taken from `counter` piece by piece, so a slow core takes less of it.
+but the last; work is taken from `counter` piece by piece, so a slow core takes less of it. A matrix
+product has a counter per section of its work (`threads.next_unit`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 RECORD_WORDS = 32
-COUNTER_BYTES = 64  # one cache line each, so that two operations do not disturb one another
+SECTIONS = 8  # most counters of a record
+SECTION_BYTES = 64  # one cache line each, so that two threads do not disturb one another
+COUNTER_BYTES = SECTIONS * SECTION_BYTES
 
 
 class R(IntEnum):
@@ -49,6 +52,7 @@ class S(IntEnum):
     BLOCK_SIZE = 22
     SHARES = 23  # into how many pieces work is cut, at least
     CLOCK = 24  # [records + 1] where the first thread notes when each record starts, or 0
+    THREADS = 25
 
 
 STEP_WORDS = 32

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from seethrough.kernels.cpu import forms, lanes
-from seethrough.kernels.cpu.forms import ACT_BYTES, FORMS, LANES, SUPER
+from seethrough.kernels.cpu.forms import ACT_BYTES, FORMS, LANES
 from seethrough.kernels.cpu.record import E, R, S
 from seethrough.kernels.cpu.simd import (
     absf,
@@ -342,7 +342,9 @@ def embed_kernel(name: str) -> Callable[..., None]:
     bits = FORMS[name].bits if quantized else 0
     zero = FORMS[name].zero if quantized else 0
     levels = FORMS[name].levels if quantized else 0
-    scale_bytes = FORMS[name].scale_bytes if quantized else 0
+    quant_bytes = FORMS[name].quant_bytes if quantized else 0
+    unit_bytes = FORMS[name].unit_bytes if quantized else 0
+    per_unit = FORMS[name].unit_blocks if quantized else 1
     halves = quantized and FORMS[name].halves
     size = 0 if quantized else forms.FLOAT_BYTES[name]
     is_half = name == "F16"
@@ -378,13 +380,11 @@ def embed_kernel(name: str) -> Callable[..., None]:
 
     @inline
     def quantized_row(group: int, lane: int, y: int, blocks: int, factor: float) -> None:
-        per_unit = 1 if levels == 1 else SUPER
-        table = group + blocks * bits * 64
         for block in range(blocks):
-            unit = table + block // per_unit * scale_bytes
+            s, unit = block % per_unit, group + block // per_unit * unit_bytes
             for c in range(32):
-                d, m = scales(unit, block % per_unit, lane, c >> 4)
-                q = _F(quant(group + block * bits * 64, lane, c) - zero)
+                d, m = scales(unit + per_unit * quant_bytes, s, lane, c >> 4)
+                q = _F(quant(unit + s * quant_bytes, lane, c) - zero)
                 value = d * q
                 if zero == 0:
                     value = value + m

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from seethrough.kernels.cpu.path import MACHINE
-from seethrough.kernels.cpu.record import COUNTER_BYTES, RECORD_WORDS, R, S
+from seethrough.kernels.cpu.record import COUNTER_BYTES, RECORD_WORDS, SECTION_BYTES, SECTIONS, R, S
 from seethrough.kernels.cpu.simd import (
     I8,
     I32,
@@ -118,13 +118,31 @@ def wait_for_all(barrier: int, threads: int) -> None:
             yield_core()
 
 
+@inline
+def next_unit(counter: int, units: int, sections: int, thread: int, turn: int) -> tuple[int, int]:
+    """A unit of work that nobody has taken, or -1; and `turn` for the next call (0 at first).
+
+    Each thread takes the units of a section of its own, in order, before it helps with the others':
+    so it reads memory from end to end, which the processor sees and fetches ahead.
+    """
+    while turn < sections:
+        section = (thread + turn) % sections
+        first, stop = units * section // sections, units * (section + 1) // sections
+        unit = first + fetch_add(counter + SECTION_BYTES * section, 1)
+        if unit < stop:
+            return unit, turn
+        turn += 1
+    return -1, turn
+
+
 def run_records(records: int, first: int, stop: int, step: int, thread: int, threads: int) -> None:
     """Run records first .. stop - 1 together with the other threads."""
     barrier = load_i64(step + _STEP_BARRIER)
     counters = load_i64(step + _STEP_COUNTERS)
     if thread == 0:
         for i in range(first, stop):
-            store_i64(counters + COUNTER_BYTES * i, 0)
+            for section in range(min(threads, SECTIONS)):
+                store_i64(counters + COUNTER_BYTES * i + SECTION_BYTES * section, 0)
     wait_for_all(barrier, threads)
     clock = load_i64(step + 8 * S.CLOCK) if thread == 0 else 0
     for i in range(first, stop):

@@ -78,17 +78,15 @@ def quantized_tile(form: Form, rows: int) -> Any:
     def emit(b: ir.IRBuilder, parts: list[int], args: Any) -> None:
         w, a, a_stride, y, y_stride, blocks = args
         acc = _accumulators(b, rows * len(parts))
-        scales = b.add(w, _times(b, blocks, form.quant_bytes))
         row = [b.add(a, _times(b, a_stride, r)) for r in range(rows)]
-        unit_blocks = 1 if form.levels == 1 else SUPER
         units = blocks if form.levels == 1 else b.udiv(blocks, _integer(SUPER))
         with cgutils.for_range(b, units) as loop:
-            at = [b.add(r, _times(b, loop.index, ACT_BYTES * unit_blocks)) for r in row]
-            quants = b.add(w, _times(b, loop.index, form.quant_bytes * unit_blocks))
-            unit = b.add(scales, _times(b, loop.index, form.scale_bytes))
+            at = [b.add(r, _times(b, loop.index, ACT_BYTES * form.unit_blocks)) for r in row]
+            quants = b.add(w, _times(b, loop.index, form.unit_bytes))
+            scales = b.add(quants, _integer(form.quant_bytes * form.unit_blocks))
             block = _flat_block if form.levels == 1 else _super_block
             for i, part in enumerate(parts):
-                block(b, form, part, quants, unit, at, acc[i * rows : (i + 1) * rows])
+                block(b, form, part, quants, scales, at, acc[i * rows : (i + 1) * rows])
         _write(b, acc, rows, parts, y, y_stride)
 
     return _intrinsic(rows, emit)
