@@ -6,6 +6,7 @@ the caller compare paths with one another, to the bit.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -23,6 +24,7 @@ import numpy as np  # noqa: E402
 from cpu_harness import expected_linear, kernels, linear, packed, random_tensor  # noqa: E402
 from cpu_rows import activate, norm, quantize_rows  # noqa: E402
 
+from seethrough.errors import NonFiniteLogitsError  # noqa: E402
 from seethrough.kernels import reference  # noqa: E402
 from seethrough.kernels.cpu.forms import FLOATS, FORMS  # noqa: E402
 from seethrough.kernels.cpu.simd import (  # noqa: E402
@@ -31,6 +33,10 @@ from seethrough.kernels.cpu.simd import (  # noqa: E402
     storef,
     storeh,
 )
+from seethrough.sampling.bans import History, prepare_bans  # noqa: E402
+from seethrough.sampling.compiled import CompiledOps  # noqa: E402
+from seethrough.sampling.params import EffectiveParams, SamplingParams, resolve  # noqa: E402
+from seethrough.sampling.sampler import sample  # noqa: E402
 from seethrough.weights.tensor import Tensor  # noqa: E402
 
 digests: dict[str, str] = {}
@@ -126,7 +132,45 @@ def check_rows() -> None:
     note("quantize", *quantize_rows(x))
 
 
+def check_sampling() -> None:
+    """The plain form is the same on every machine; so each path has to give its bits."""
+    size = 3001
+    rng = np.random.default_rng(3)
+    ops = CompiledOps(size, kernels())
+    history, none = History((1, 2, 2), (7, 8)), prepare_bans(resolved(), (), size, lambda t: [0])
+    chosen = []
+    for spread in (0.0, 1e-3, 1.0, 9.0, 1e37):
+        for holes in (0, size // 2, size - 1):
+            x = (rng.standard_normal(size) * spread).astype(np.float32)
+            x[rng.permutation(size)[:holes]] = -np.inf
+            for knobs in CHAINS:
+                args = x, resolved(**knobs), history, none
+                ours = sample(*args, output_index=len(chosen), ops=ops)
+                assert ours == sample(*args, output_index=len(chosen)), (spread, holes, knobs)
+                chosen.append(ours.token_id)
+    for bad in (np.nan, -np.nan, np.inf):
+        x[5] = bad
+        with contextlib.suppress(NonFiniteLogitsError):
+            ops.begin(x)
+            raise AssertionError(f"{bad} was taken")
+    note("sampling", np.array(chosen))
+
+
+CHAINS: tuple[dict[str, float], ...] = (
+    {"temperature": 0, "logprobs": 9},
+    {"temperature": 0.6, "logprobs": 2},
+    {"top_k": 17, "top_p": 0.9, "temperature": 1.3},
+    {"top_p": 0.3, "min_p": 0.01},
+    {"typical_p": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
+)
+
+
+def resolved(**given: float) -> EffectiveParams:
+    return resolve(SamplingParams(**{"seed": 11, **given}), None, {}, lambda: 1)  # type: ignore[arg-type]
+
+
 check_halves()
 check_products()
 check_rows()
+check_sampling()
 print(json.dumps(digests))

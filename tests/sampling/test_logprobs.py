@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from seethrough.errors import NonFiniteLogitsError
 from seethrough.sampling.bans import History, prepare_bans
-from seethrough.sampling.logprobs import FLOOR, Logprob, check_finite, prompt_logprobs, top_logprobs
+from seethrough.sampling.logprobs import FLOOR, Logprob, prompt_logprobs, top_logprobs
 from seethrough.sampling.params import LOGPROBS_MODES, SamplingParams, resolve
 from seethrough.sampling.sampler import Sampled, sample
+from seethrough.sampling.softmax import check_finite
 
 INF = float("inf")
 

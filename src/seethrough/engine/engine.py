@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from seethrough.kv.check import check_integrity
 from seethrough.kv.pool import KVPool
 from seethrough.model.run import Model, OpTracer
 from seethrough.sampling.logprobs import prompt_logprobs
+from seethrough.sampling.ops import NUMPY, SamplingOps
 from seethrough.sampling.record import SamplingRecord
 from seethrough.sampling.sampler import Sampled, sample
 from seethrough.text.tokenizer import Tokenizer
@@ -59,10 +60,12 @@ class Engine:
         pool: KVPool,
         tokenizer: Tokenizer,
         config: EngineConfig,
+        sampling: SamplingOps[Any] = NUMPY,
     ) -> None:
         self.model = model
         self.pool = pool
         self.tokenizer = tokenizer
+        self._sampling = sampling
         self._budget = config.max_num_batched_tokens
         # Every running request gets at least one row in every step.
         self._most_running = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -164,7 +167,7 @@ class Engine:
         if item.start == 0:
             request.prompt_logprobs.append(None)  # nothing predicts the first token
         targets = request.prompt_ids[item.start + 1 : item.stop + 1]
-        entries = prompt_logprobs(logits[: len(targets)], targets, k)
+        entries = prompt_logprobs(logits[: len(targets)], targets, k, self._sampling)
         request.prompt_logprobs += [with_text(entry, self.tokenizer) for entry in entries]
 
     def _choose(self, request: Request, logits: F32, tracer: StepTracer | None) -> str:
@@ -180,6 +183,7 @@ class Engine:
             output_index=len(request.output_ids),
             sample_index=request.sample_index,
             record=record,
+            ops=self._sampling,
         )
         started = perf_counter()
         text = self._append(request, sampled)

@@ -22,6 +22,9 @@ from seethrough.model.load import (
     understand,
     weight_bytes,
 )
+from seethrough.model.run import Model
+from seethrough.sampling.compiled import CompiledOps
+from seethrough.sampling.ops import NUMPY, SamplingOps
 from seethrough.text.tokenizer import Tokenizer
 from seethrough.weights.catalog import default_cache_dir
 from seethrough.weights.checkpoint import Checkpoint, open_checkpoint
@@ -121,8 +124,9 @@ def load(
         cpu_path=config.cpu_path,
         kernel_dir=kernel_dir(),
     )
-    ready = clock.time("weights", lambda: build_model(weights, placement, tick, compiling))
-    clock.split("kernels", "weights", ready.compile_seconds)
+    ready, sampling = clock.time("weights", lambda: _build(weights, placement, tick, compiling))
+    kernels = ready.kernels
+    clock.split("kernels", "weights", kernels.seconds if kernels is not None else 0.0)
     pool = clock.time("pool", lambda: KVPool(sizes.kv, sizes.num_kv_blocks, config.block_size))
     report = LoadReport(
         name=files.name,
@@ -140,19 +144,33 @@ def load(
         threads=threads,
         backend=config.backend,
         cpu_path=ready.cpu_path,
-        compiled_kernels=ready.compiled_kernels,
+        compiled_kernels=len(kernels.compiled) if kernels is not None else 0,
         left_aside=weights.left_aside,
         notes=weights.notes,
         phases=clock.phases,
     )
     return Loaded(
-        engine=Engine(ready, pool, tokenizer, config),
+        engine=Engine(ready, pool, tokenizer, config, sampling),
         weights=weights,
         tokenizer=tokenizer,
         end_ids=end_token_ids(checkpoint, tokenizer),
         generation_config=checkpoint.generation_config,
         report=report,
     )
+
+
+def _build(
+    weights: ModelWeights,
+    placement: Placement,
+    progress: Callable[[int, int], None] | None,
+    compiling: Callable[[str], None] | None,
+) -> tuple[Model, SamplingOps[Any]]:
+    """The model and what samples from its logits, both with every kernel that they will need."""
+    model = build_model(weights, placement, progress, compiling)
+    kernels = model.kernels
+    if kernels is None:
+        return model, NUMPY
+    return model, CompiledOps(weights.spec.vocab_size, kernels)
 
 
 @dataclass(frozen=True, slots=True)

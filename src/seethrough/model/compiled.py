@@ -108,16 +108,6 @@ class CompiledProgram:
         """The processor path that the kernels are compiled for."""
         return use()
 
-    @property
-    def compiled_kernels(self) -> int:
-        """Kernels that were not on disk."""
-        return len(self.kernels.compiled)
-
-    @property
-    def compile_seconds(self) -> float:
-        """What compiling them took."""
-        return self.kernels.seconds
-
     def close(self) -> None:
         """End the worker threads."""
         self.workers.close()

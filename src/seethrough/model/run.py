@@ -6,7 +6,7 @@ With a tracer, the same operations run with the same values; it is only shown wh
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from threadpoolctl import ThreadpoolController
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kernels.ops import KVCache
 from seethrough.model.program import Op, Program
+
+if TYPE_CHECKING:
+    from seethrough.kernels.cpu.compiled import Kernels
 
 F32 = NDArray[np.float32]
 _ROWS_WORTH_THREADS = 64
@@ -38,7 +41,7 @@ class Model(Protocol):
     Attributes:
         stage_seconds: where it is a dict, every untraced run adds to it what each stage took.
         cpu_path: the processor path of compiled kernels, None where there are none.
-        compiled_kernels, compile_seconds: what had to be compiled to get ready.
+        kernels: where those come from; they know what had to be compiled to get ready.
     """
 
     stage_seconds: dict[str, float] | None
@@ -49,12 +52,7 @@ class Model(Protocol):
         ...
 
     @property
-    def compiled_kernels(self) -> int:
-        """See the class."""
-        ...
-
-    @property
-    def compile_seconds(self) -> float:
+    def kernels(self) -> Kernels | None:
         """See the class."""
         ...
 
@@ -74,8 +72,7 @@ class Interpreted:
     """A program on the `reference` backend, operation by operation in Python."""
 
     cpu_path = None
-    compiled_kernels = 0
-    compile_seconds = 0.0
+    kernels = None
 
     def __init__(self, program: Program, threads: int) -> None:
         self.program = program

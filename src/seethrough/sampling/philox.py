@@ -43,10 +43,19 @@ def uniform(seed: int, output_index: int, sample_index: int) -> float:
     Raises:
         ValueError: the seed is not of 64 bits or an index not of 32.
     """
+    check_words(seed, output_index, sample_index)
+    low, high, _, _ = philox4x32((output_index, sample_index, 0, 0), (seed & _WORD, seed >> 32))
+    return ((high << 32 | low) >> 11) * 2.0**-53
+
+
+def check_words(seed: int, output_index: int, sample_index: int) -> None:
+    """Refuse what does not fit its words.
+
+    Raises:
+        ValueError: the seed is not of 64 bits or an index not of 32.
+    """
     if seed >> 64 or output_index >> 32 or sample_index >> 32:
         raise ValueError(
             f"expected a seed of 64 bits and indices of 32, not negative; got seed={seed}, "
             f"output_index={output_index}, sample_index={sample_index}"
         )
-    low, high, _, _ = philox4x32((output_index, sample_index, 0, 0), (seed & _WORD, seed >> 32))
-    return ((high << 32 | low) >> 11) * 2.0**-53

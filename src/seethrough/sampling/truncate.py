@@ -10,12 +10,23 @@ luck of rounding.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from seethrough.sampling.softmax import Row, keep_largest, survivor_weights
+from seethrough.sampling.softmax import (
+    Row,
+    cut_by_mass,
+    falling,
+    keep_largest,
+    log,
+    survivor_weights,
+    total_of,
+)
 
 BORDER = 2.0**-22
+_HIGHEST = float(np.finfo(np.float32).max)
 
 
 def top_k(row: Row, k: int) -> Row:
@@ -30,15 +41,24 @@ def top_p(row: Row, p: float) -> Row:
     rounding could tell), all are kept. Source: Holtzman et al., "The curious case of neural text
     degeneration", 2019; engines differ on a mass that equals p exactly (here: one more is kept).
     """
+    ids, w = survivor_weights(row)
+    limit, tail = top_p_limits(p, total_of(w), w.size)
+    keys, heavy = falling(row[ids]), w > tail
+    cut = cut_by_mass(keys[heavy], w[heavy], limit)
+    if cut is None:
+        return row
+    ties = ids[keys == cut.key][: cut.ties_within(limit)]
+    return _only(row, np.concatenate([ids[keys < cut.key], ties]))
+
+
+def top_p_limits(p: float, total: float, survivors: int) -> tuple[float, float]:
+    """The mass that a prefix must exceed, and a weight that its last one exceeds anyway.
+
+    Those lighter than that weigh together less than half of what p leaves over, so the prefix ends
+    before them, and a vocabulary's long tail need not be looked at.
+    """
     limit = p * (1 + BORDER)
-    _, w = survivor_weights(row)
-    total = w.sum()
-    # Those lighter than this share weigh together less than half of what p leaves over, so the
-    # prefix ends before them, and a vocabulary's long tail need not be sorted.
-    tail = max(0.0, 1 - limit) * total / (2 * w.size)
-    mass = np.cumsum(np.sort(w[w > tail])[::-1])
-    fewer = int(np.searchsorted(mass, limit * total, side="right"))  # prefixes not above it
-    return row if fewer == mass.size else top_k(row, fewer + 1)
+    return limit * total, max(0.0, 1 - limit) * total / (2 * survivors)
 
 
 def min_p(row: Row, share: float) -> Row:
@@ -54,18 +74,24 @@ def min_p(row: Row, share: float) -> Row:
 def typical_p(row: Row, p: float) -> Row:
     """Keep the candidates whose surprise is nearest to the entropy, until their mass reaches p.
 
-    Nearness is |-log q - H|; those exactly as near as the last one kept are kept as well, whatever
-    their ids. Source: Meister et al., "Locally typical sampling", 2022.
+    Nearness is |-log q - H|, rounded to float32; those as near as the last one kept are kept as
+    well, whatever their ids. Source: Meister et al., "Locally typical sampling", 2022.
     """
     ids, w = survivor_weights(row)
-    total = w.sum()
-    q = w / total
-    surprise = np.log(total) - (row[ids].astype(np.float64) - row.max())
-    distance = np.abs(surprise - (q * surprise).sum())
-    order = np.argsort(distance)
-    # The whole mass is 1 to within far less than BORDER, so some prefix always reaches p.
-    reached = np.searchsorted(np.cumsum(q[order]), p * (1 - BORDER), side="left")
-    return _only(row, ids[distance <= distance[order[reached]]])
+    shift = row[ids].astype(np.float64) - row.max()
+    total = total_of(w)
+    log_total = log(total)
+    # With q = w / total: the sum of q · (log_total - shift).
+    entropy = log_total - total_of(w * shift) / total
+    distance = np.abs((log_total - shift) - entropy)
+    keys = np.minimum(distance, _HIGHEST).astype(np.float32).view(np.uint32)  # rising: none is < 0
+    cut = cut_by_mass(keys, w, typical_limit(p, total))
+    return row if cut is None else _only(row, ids[keys <= cut.key])
+
+
+def typical_limit(p: float, total: float) -> float:
+    """The mass to exceed: just below the one to reach."""
+    return math.nextafter(p * (1 - BORDER) * total, 0.0)
 
 
 def _only(row: Row, ids: NDArray[np.intp]) -> Row:

@@ -36,7 +36,7 @@ class Kernels:
     def __init__(self, directory: Path | None, notify: Callable[[str], None] | None = None) -> None:
         """`notify` is told the name of a kernel before it is compiled."""
         self._directory = None if directory is None else directory / stamp()
-        self._engine = _engine()
+        self._engines: list[Any] = []  # they own the machine code
         self._addresses: dict[str, int] = {}
         self._notify = notify
         self.compiled: list[str] = []
@@ -50,18 +50,33 @@ class Kernels:
         """
         if name not in self._addresses:
             symbol, code = self._from_disk(name) or self._compile(name, function)
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            self._engine.finalize_object()
-            address = self._engine.get_function_address(symbol)
+            # Each in an engine of its own: numba tells functions apart by a count per process, so
+            # kernels that two processes compiled may well share symbols.
+            engine = _engine()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            address = engine.get_function_address(symbol)
             if address == 0:
                 raise RuntimeError(f"kernel {name} has no symbol {symbol}")
+            self._engines.append(engine)
             self._addresses[name] = address
         return self._addresses[name]
 
-    def callable(self, name: str, arguments: int, function: Function | None = None) -> Function:
-        """A kernel for Python to call with integers; other Python threads run meanwhile."""
+    def callable(
+        self,
+        name: str,
+        arguments: int,
+        function: Function | None = None,
+        *,
+        hold_gil: bool = False,
+    ) -> Function:
+        """A kernel for Python to call with integers; other Python threads run meanwhile.
+
+        With `hold_gil` they do not: for what is over before they could begin.
+        """
         pointers, words = [ctypes.c_void_p] * 2, [ctypes.c_int64] * arguments
-        kind = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *words)
+        make = ctypes.PYFUNCTYPE if hold_gil else ctypes.CFUNCTYPE
+        kind = make(ctypes.c_int32, *pointers, *words)
         code = kind(self.address(name, function))
         result, error = ctypes.c_int64(), ctypes.c_int64()
         places = ctypes.addressof(result), ctypes.addressof(error)

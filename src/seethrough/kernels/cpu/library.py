@@ -86,6 +86,13 @@ def _write(size: str) -> Function:
     return write_kernel(int(size))
 
 
+def _sample(name: str) -> Function:
+    from seethrough.kernels.cpu import sampling
+
+    function: Function = getattr(sampling, name)
+    return function
+
+
 def _activation(kind: str, gated: bool) -> Function:
     from seethrough.kernels.cpu.rows import activation_kernel
 
@@ -111,6 +118,7 @@ _FAMILIES: dict[str, Callable[[str], Function]] = {
     "pack": _pack,
     "attend": _attend,
     "write": _write,
+    "sample": _sample,
     "activate": lambda kind: _activation(kind, False),
     "gate": lambda kind: _activation(kind, True),
 }
