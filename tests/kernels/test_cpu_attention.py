@@ -128,6 +128,7 @@ class Case:
             S.TILE_ROWS: tiles[1].ctypes.data,
             S.TILE_TABLE: tiles[2].ctypes.data,
             S.SPLIT: split,
+            S.THREADS: threads,
             S.PARTIALS: partials.ctypes.data,
             S.PIECES: pieces,
             S.SCRATCH: room.ctypes.data,

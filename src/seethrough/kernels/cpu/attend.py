@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from seethrough.kernels.cpu import lanes
-from seethrough.kernels.cpu.attend_tiles import mix_tile, score_tile
+from seethrough.kernels.cpu.attend_tiles import MOST, mix_tile, score_tile
 from seethrough.kernels.cpu.forms import LANES
 from seethrough.kernels.cpu.record import (
     KEYS,
@@ -51,7 +51,7 @@ from seethrough.kernels.cpu.simd import (
     topf,
     upto,
 )
-from seethrough.kernels.cpu.threads import fetch_add
+from seethrough.kernels.cpu.threads import fetch_add, next_unit
 
 _F: Any = np.float32
 _NONE = np.float32(-np.inf)
@@ -134,8 +134,9 @@ def weigh(
         if slope != _F(0):
             away = subf(splatf(_F(distance)), lanes.indices(i))
             s = subf(s, mulf(splatf(slope), away))
-        s = upto(s, stop - i, splatf(_NONE))
-        s = upto(splatf(_NONE), first - i, s)
+        if i < first or stop - i < LANES:
+            s = upto(s, stop - i, splatf(_NONE))
+            s = upto(splatf(_NONE), first - i, s)
         storef(scores + 4 * i, s)
         if tap != 0:
             storef_upto(tap + 4 * i, s, stop - i)
@@ -152,14 +153,21 @@ def weigh(
 
 def attend_kernel(size: int) -> Callable[..., None]:
     """Attention with a cache of `size`-byte values; what it writes, see `finish` and `join`."""
-    score = (score_tile(size, 1), score_tile(size, 2), score_tile(size, 3), score_tile(size, 4))
-    score1, score2, score3, score4 = score
+    score1, score2, score3, score4 = (score_tile(size, m) for m in (1, 2, 3, 4))
     mix1, mix2, mix3, mix4 = (mix_tile(size, m) for m in (1, 2, 3, 4))
+    most = MOST
+    score_most, mix_most = score_tile(size, most), mix_tile(size, most)
 
     @inline
     def scores_of(
-        m: int, pages: int, count: int, stride: int, n: int, qs: int, to: int, ts: int
+        m: int, pages: int, count: int, stride: int, n: int, qs: int, woven: int, to: int, ts: int
     ) -> None:
+        if m == most and most > 4:
+            score_most(pages, count, stride, n, woven, to, ts)
+            return
+        if m > 4:
+            score4(pages, count, stride, n, qs, to, ts)
+            m, qs, to = m - 4, qs + 8 * 4, to + 4 * ts
         if m == 4:
             score4(pages, count, stride, n, qs, to, ts)
         elif m == 3:
@@ -170,25 +178,21 @@ def attend_kernel(size: int) -> Callable[..., None]:
             score1(pages, count, stride, n, qs, to, ts)
 
     @inline
-    def mix_of(
-        m: int,
-        pages: int,
-        offset: int,
-        start: int,
-        stop: int,
-        stride: int,
-        w: int,
-        to: int,
-        ts: int,
-    ) -> None:
+    def mix_of(m: int, pages: int, n: int, start: int, stop: int, w: int, to: int, ts: int) -> None:
+        if m == most:
+            mix_most(pages, n, start, stop, w, to, ts)
+            return
+        if m > 4:
+            mix4(pages, n, start, stop, w, to, ts)
+            m, w, to = m - 4, w + 4 * SCORE_ROW, to + 4 * ts
         if m == 4:
-            mix4(pages, offset, start, stop, stride, w, SCORE_ROW, to, ts)
+            mix4(pages, n, start, stop, w, to, ts)
         elif m == 3:
-            mix3(pages, offset, start, stop, stride, w, SCORE_ROW, to, ts)
+            mix3(pages, n, start, stop, w, to, ts)
         elif m == 2:
-            mix2(pages, offset, start, stop, stride, w, SCORE_ROW, to, ts)
+            mix2(pages, n, start, stop, w, to, ts)
         else:
-            mix1(pages, offset, start, stop, stride, w, SCORE_ROW, to, ts)
+            mix1(pages, n, start, stop, w, to, ts)
 
     @inline
     def mix_piece(scratch: int, m: int, n: int) -> None:
@@ -204,19 +208,17 @@ def attend_kernel(size: int) -> Callable[..., None]:
             high = min(high, load_i64(spans + 16 * i + 8))
             _clear(scratch + MIX + width * i, n)
         high = max(low, high)
-        for c in range(0, n, LANES):
-            at = scratch + MIX + 4 * c
-            for i in range(m):
-                first = load_i64(spans + 16 * i)
-                stop = min(low, load_i64(spans + 16 * i + 8))
-                w, to = scratch + WEIGHTS + SCORE_ROW * i, at + width * i
-                mix1(pages, c * size, first, stop, n * size, w, SCORE_ROW, to, width)
-            mix_of(m, pages, c * size, low, high, n * size, scratch + WEIGHTS, at, width)
-            for i in range(m):
-                first = max(high, load_i64(spans + 16 * i))
-                stop = load_i64(spans + 16 * i + 8)
-                w, to = scratch + WEIGHTS + SCORE_ROW * i, at + width * i
-                mix1(pages, c * size, first, stop, n * size, w, SCORE_ROW, to, width)
+        for i in range(m):
+            first = load_i64(spans + 16 * i)
+            stop = min(low, load_i64(spans + 16 * i + 8))
+            w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
+            mix1(pages, n, first, stop, w, to, width)
+        mix_of(m, pages, n, low, high, scratch + WEIGHTS, scratch + MIX, width)
+        for i in range(m):
+            first = max(high, load_i64(spans + 16 * i))
+            stop = load_i64(spans + 16 * i + 8)
+            w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
+            mix1(pages, n, first, stop, w, to, width)
 
     @inline
     def list_pages(
@@ -236,32 +238,59 @@ def attend_kernel(size: int) -> Callable[..., None]:
             store_i64(scratch + VALUES + 8 * j, values + page + offset * n * size)
 
     @inline
+    def query_of(record: int, row: int, query_head: int) -> int:
+        return (
+            load_i64(record + _Q)
+            + row * load_i64(record + _QS)
+            + 4 * load_i64(record + _N) * query_head
+        )
+
+    @inline
     def list_queries(
         record: int, scratch: int, row: int, place: int, head: int, first: int, stop: int, base: int
     ) -> int:
         """Of queries first .. stop - 1 of a tile, those that see a key of the piece: how many."""
-        n, window = load_i64(record + _N), load_i64(record + _WINDOW)
-        group = load_i64(record + _H) // load_i64(record + _KVH)
-        m = 0
+        window, group = load_i64(record + _WINDOW), load_i64(record + _H) // load_i64(record + _KVH)
+        m, at, inside = 0, first // group, first % group
         for number in range(first, stop):
-            position = place + number // group
+            position = place + at
             begin = 0
             if window != 0:
                 begin = max(0, position - window + 1 - base)
             end = min(PIECE, position + 1 - base)
             if begin < end:
-                q = load_i64(record + _Q) + (row + number // group) * load_i64(record + _QS)
-                q += 4 * n * (head * group + number % group)
+                q = query_of(record, row + at, head * group + inside)
                 store_i64(scratch + LIST + 8 * m, q)
                 store_i64(scratch + SPANS + 16 * m, begin)
                 store_i64(scratch + SPANS + 16 * m + 8, end)
                 store_i64(scratch + NUMBERS + 8 * m, number)
                 m += 1
+            inside += 1
+            if inside == group:
+                at, inside = at + 1, 0
         return m
 
     @inline
+    def weave(record: int, to: int, row: int, queries: int, head: int) -> None:
+        """Full tiles of queries once more, value by value, as `score_tile` takes them."""
+        n, group = load_i64(record + _N), load_i64(record + _H) // load_i64(record + _KVH)
+        for number in range(queries // most * most if most > 4 else 0):
+            q = query_of(record, row + number // group, head * group + number % group)
+            line = to + 4 * n * (number // most * most)
+            for i in range(n):
+                store_f32(line + 4 * (most * i + number % most), load_f32(q + 4 * i))
+
+    @inline
     def score_piece(
-        record: int, step: int, scratch: int, m: int, row: int, place: int, head: int, base: int
+        record: int,
+        step: int,
+        scratch: int,
+        woven: int,
+        m: int,
+        row: int,
+        place: int,
+        head: int,
+        base: int,
     ) -> None:
         """Weights of m listed queries over a piece, with their maxima and sums."""
         n, group = load_i64(record + _N), load_i64(record + _H) // load_i64(record + _KVH)
@@ -273,11 +302,12 @@ def attend_kernel(size: int) -> Callable[..., None]:
             high = max(high, (load_i64(scratch + SPANS + 16 * i + 8) + LANES - 1) // LANES)
         stride = load_i64(step + 8 * S.BLOCK_SIZE) * size
         keys, to = scratch + KEYS + 8 * low, scratch + WEIGHTS + 64 * low
-        scores_of(m, keys, high - low, stride, n, scratch + LIST, to, SCORE_ROW)
+        scores_of(m, keys, high - low, stride, n, scratch + LIST, woven, to, SCORE_ROW)
         for i in range(m):
-            number = load_i64(scratch + NUMBERS + 8 * i)
-            query_head, at = head * group + number % group, number // group
-            slope, shown = _F(0), 0
+            slope, shown, at = _F(0), 0, 0
+            if slopes != 0 or tap != 0:
+                number = load_i64(scratch + NUMBERS + 8 * i)
+                query_head, at = head * group + number % group, number // group
             if slopes != 0:
                 slope = load_f32(slopes + 4 * query_head)
             if tap != 0:
@@ -299,12 +329,13 @@ def attend_kernel(size: int) -> Callable[..., None]:
         split, base = load_i64(step + 8 * S.SPLIT), PIECE * piece
         partials, pieces = load_i64(step + 8 * S.PARTIALS), load_i64(step + 8 * S.PIECES)
         list_pages(record, step, scratch, table, head, base, place + rows - 1)
-        for first in range(0, rows * group, QUERIES):
-            stop = min(first + QUERIES, rows * group)
+        woven = scratch + MIX + width * (QUERIES + rows * group)
+        for first in range(0, rows * group, most):
+            stop = min(first + most, rows * group)
             m = list_queries(record, scratch, row, place, head, first, stop, base)
             if m == 0:
                 continue
-            score_piece(record, step, scratch, m, row, place, head, base)
+            score_piece(record, step, scratch, woven + 4 * n * first, m, row, place, head, base)
             mix_piece(scratch, m, n)
             for i in range(m):
                 number = load_i64(scratch + NUMBERS + 8 * i)
@@ -325,13 +356,15 @@ def attend_kernel(size: int) -> Callable[..., None]:
         scratch = load_i64(step + 8 * S.SCRATCH) + thread * load_i64(step + 8 * S.SCRATCH_BYTES)
         split = load_i64(step + 8 * S.SPLIT)
         shares = 1 if split == 0 else load_i64(step + 8 * S.PIECES)
-        units = load_i64(step + 8 * S.TILES) * kv_heads * shares
-        unit = fetch_add(counter, 1)
-        while unit < units:
-            tile, head, share = (
-                unit // (kv_heads * shares),
-                unit // shares % kv_heads,
-                unit % shares,
+        units = load_i64(step + 8 * S.TILES) * shares * kv_heads
+        # Heads of a piece lie side by side in memory, and so do pieces: each thread walks along.
+        sections = 1 if split == 0 else load_i64(step + 8 * S.THREADS)
+        unit, turn = next_unit(counter, units, sections, thread, 0)
+        while unit >= 0:
+            head, share, tile = (
+                unit % kv_heads,
+                unit // kv_heads % shares,
+                unit // kv_heads // shares,
             )
             row = load_i64(load_i64(step + 8 * S.TILE_ROW) + 8 * tile)
             rows = load_i64(load_i64(step + 8 * S.TILE_ROWS) + 8 * tile)
@@ -339,6 +372,7 @@ def attend_kernel(size: int) -> Callable[..., None]:
             place = load_i64(load_i64(step + 8 * S.POSITIONS) + 8 * row)
             lowest = 0 if window == 0 else max(0, place - window + 1) // PIECE
             highest = (place + rows - 1) // PIECE
+            weave(record, scratch + MIX + width * (QUERIES + rows * group), row, rows * group, head)
             if split != 0:
                 if lowest <= share <= highest:
                     tile_piece(record, step, scratch, row, rows, table, head, share)
@@ -352,7 +386,7 @@ def attend_kernel(size: int) -> Callable[..., None]:
                     y = load_i64(record + _Y) + (row + number // group) * load_i64(record + _YS)
                     y += 4 * n * (head * group + number % group)
                     finish(states + width * number, y, n)
-            unit = fetch_add(counter, 1)
+            unit, turn = next_unit(counter, units, sections, thread, turn)
 
     return attend
 

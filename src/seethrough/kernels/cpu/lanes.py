@@ -1,8 +1,8 @@
 """Elementary functions in lanes: the same operations in every lane, wherever a value stands.
 
 exp after Cephes' expf (S. L. Moshier): reduce by multiples of ln 2, a polynomial on +-ln(2)/2,
-scale in two steps so that results down to the smallest subnormal and up to the largest float are
-right. erf is a rational approximation (the coefficients are Eigen's).
+scale in two steps (AVX-512 has one) so that results down to the smallest subnormal and up to the
+largest float are right, rounded once. erf is a rational approximation (Eigen's coefficients).
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from seethrough.kernels.cpu.simd import I32, VF, VI, constant, f32x16, fma, intrinsic, make, splat
+from seethrough.kernels.cpu.simd import (
+    I32,
+    PATH,
+    VF,
+    VI,
+    constant,
+    f32x16,
+    fma,
+    intrinsic,
+    make,
+    splat,
+    times_power,
+)
 
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a rounded integer in the low bits
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
@@ -51,6 +63,8 @@ def emit_exp(b: ir.IRBuilder, x: Any) -> Any:
     r = fma(b, n, constant(VF, 2.12194440e-4), r)
     p = _horner(b, r, _EXP)
     y = b.fadd(fma(b, p, b.fmul(r, r), r), constant(VF, 1.0))
+    if PATH == "avx512":
+        return times_power(b, y, n)
     whole = b.sub(b.bitcast(shifted, VI), constant(VI, 0x4B400000))
     half = b.ashr(whole, constant(VI, 1))
     return b.fmul(b.fmul(y, _power(b, half)), _power(b, b.sub(whole, half)))

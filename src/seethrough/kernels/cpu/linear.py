@@ -27,8 +27,10 @@ def linear_kernel(name: str) -> Callable[..., None]:
     """The kernel for weights of one type, by its name in files (Q4_1, F16, ...)."""
     if name in FORMS:
         tiles = {rows: quantized_tile(FORMS[name], rows) for rows in (1, 2, 4, 8)}
+        first = quantized_tile(FORMS[name], TILE_ROWS, ahead=True)
     else:
         tiles = {rows: float_tile(name, rows) for rows in (1, 2, 4, 8)}
+        first = tiles[TILE_ROWS]
     some, two, one = tiles[TILE_ROWS], tiles[2], tiles[1]
     four = tiles[4]
 
@@ -36,6 +38,9 @@ def linear_kernel(name: str) -> Callable[..., None]:
     def group_rows(w: int, x: int, xs: int, y: int, ys: int, n: int, rows: int) -> None:
         """Sixteen outputs of some rows."""
         r = 0
+        if rows >= TILE_ROWS:
+            first(w, x, xs, y, ys, n)
+            r = TILE_ROWS
         while rows - r >= TILE_ROWS:
             some(w, x + r * xs, xs, y + r * ys, ys, n)
             r += TILE_ROWS
@@ -61,12 +66,12 @@ def linear_kernel(name: str) -> Callable[..., None]:
         sections = min(SECTIONS, load_i64(step + _THREADS))
         unit, turn = next_unit(counter, units, sections, thread, 0)
         while unit >= 0:
-            first = unit // across * high
-            count = min(high, rows - first)
+            row = unit // across * high
+            count = min(high, rows - row)
             start = unit % across * wide
             for g in range(start, min(start + wide, groups)):
-                out = y + first * ys + 64 * g
-                group_rows(weights + g * group_bytes, x + first * xs, xs, out, ys, n, count)
+                out = y + row * ys + 64 * g
+                group_rows(weights + g * group_bytes, x + row * xs, xs, out, ys, n, count)
                 if bias != 0:
                     add_bias(out, ys, bias + 64 * g, count)
             unit, turn = next_unit(counter, units, sections, thread, turn)

@@ -114,18 +114,20 @@ class A(IntEnum):
 
 
 # Attention. A thread's scratch holds addresses of pages; of queries, with the keys that each sees
-# and its number; scores (behind them their maximum and sum); mixes of a piece; states of a tile.
+# and its number; scores (behind them their maximum and sum); mixes of a piece; states of a tile;
+# the tile's queries once more, interleaved.
 PIECE = 256  # positions that are weighed together
 TILE = 16  # most rows of a tile
-QUERIES = 4  # query vectors that share a pass over the keys
+QUERIES = 8  # query vectors that share a pass over the keys, at most
 SCORE_ROW = 4 * (PIECE + 16)  # bytes of a row of scores
-KEYS, VALUES, LIST, SPANS, NUMBERS, WEIGHTS = 0, 128, 256, 288, 352, 384
+KEYS, VALUES = 0, 192  # sixteen pages each, and room to look two ahead
+LIST, SPANS, NUMBERS, WEIGHTS = 384, 448, 576, 640
 MIX = WEIGHTS + QUERIES * SCORE_ROW
 
 
 def scratch_bytes(head_size: int, group: int) -> int:
     """Bytes of scratch that a thread needs, whole cache lines."""
-    size = MIX + (QUERIES + TILE * group) * mix_bytes(head_size)
+    size = MIX + (QUERIES + TILE * group) * mix_bytes(head_size) + TILE * group * 4 * head_size
     return -(-size // 64) * 64
 
 

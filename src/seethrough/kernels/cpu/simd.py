@@ -96,6 +96,14 @@ def call(b: ir.IRBuilder, name: str, result: ir.Type, *args: Any) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
 
 
+def prefetch(b: ir.IRBuilder, address: Any) -> None:
+    """Ask for the cache line of any address, which need not be ours; changes no result."""
+    place = b.inttoptr(address, I8.as_pointer())
+    flags = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to read, keep, data
+    kind = ir.FunctionType(ir.VoidType(), [place.type] + [I32] * 3)
+    b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [place, *flags])
+
+
 def lanes_of(vector: ir.VectorType, element: ir.Type) -> ir.VectorType:
     """The vector type with as many lanes of another element."""
     return ir.VectorType(element, vector.count)
@@ -106,6 +114,12 @@ def fma(b: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
     if PATH == "portable":
         return b.fadd(b.fmul(x, y), z)
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+
+
+def times_power(b: ir.IRBuilder, y: Any, n: Any) -> Any:
+    """y · 2^n for whole n, rounded once: AVX-512 only."""
+    all_lanes, nearest = ir.Constant(I16, -1), ir.Constant(I32, 4)  # 4: as the thread rounds
+    return call(b, "llvm.x86.avx512.mask.scalef.ps.512", VF, y, n, y, all_lanes, nearest)
 
 
 def half_to_float(b: ir.IRBuilder, h: Any) -> Any:

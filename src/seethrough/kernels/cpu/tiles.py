@@ -32,6 +32,7 @@ from seethrough.kernels.cpu.simd import (
     half_to_float,
     intrinsic,
     load,
+    prefetch,
     splat,
     store,
 )
@@ -69,10 +70,12 @@ def _passes(rows: int) -> list[list[int]]:
     return [parts] if rows == 1 else [[part] for part in parts]
 
 
-def quantized_tile(form: Form, rows: int) -> Any:
+def quantized_tile(form: Form, rows: int, ahead: bool = False) -> Any:
     """An intrinsic (weights, activations, activation stride, y, y stride, blocks) -> None.
 
     `weights` is the address of a group, `y` of the first of its sixteen outputs in the first row.
+    With `ahead` it asks for the group behind this one meanwhile: several rows take so long over a
+    block that the processor would not look that far by itself.
     """
 
     def emit(b: ir.IRBuilder, parts: list[int], args: Any) -> None:
@@ -84,6 +87,10 @@ def quantized_tile(form: Form, rows: int) -> Any:
             at = [b.add(r, _times(b, loop.index, ACT_BYTES * form.unit_blocks)) for r in row]
             quants = b.add(w, _times(b, loop.index, form.unit_bytes))
             scales = b.add(quants, _integer(form.quant_bytes * form.unit_blocks))
+            if ahead:
+                next_group = b.add(quants, b.mul(units, _integer(form.unit_bytes)))
+                for line in range(0, form.unit_bytes, 64):
+                    prefetch(b, b.add(next_group, _integer(line)))
             block = _flat_block if form.levels == 1 else _super_block
             for i, part in enumerate(parts):
                 block(b, form, part, quants, scales, at, acc[i * rows : (i + 1) * rows])
