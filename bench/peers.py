@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     works = _workloads(asked, weights)
     kv = choose_sizes(weights, EngineConfig(), 1 << 62).kv
     setup = Setup(asked.threads, kv.bytes_per_token)
-    found = limits(weights, setup, works[0].prompt)
+    found = limits(weights, setup, works[0].prompt, works[0].prompt)
     _print_limits(found, works[0].prompt)
     engines, unavailable = _prepare(asked, files.weights[0], works)
     session = Session(asked.threads, asked.timeout, asked.rounds, weights.spec.vocab_size)
@@ -239,10 +239,11 @@ def _start_all(engines: Sequence[Engine], session: Session) -> dict[str, str]:
 
 
 def _limit(work: Workload, weights: ModelWeights, setup: Setup) -> float | None:
-    """What the machine allows at this moment; attention's operations are not in a prompt's."""
-    if work.kind == "tg":
-        return limits(weights, setup, work.prompt + work.n // 2).tg_tok_s
-    return limits(weights, setup, 0).pp_tok_s if work.kind == "pp" else None
+    """What the machine allows at this moment."""
+    if work.kind == "batch":
+        return None
+    found = limits(weights, setup, work.prompt + work.n // 2, work.prompt)
+    return found.tg_tok_s if work.kind == "tg" else found.pp_tok_s
 
 
 def _measure(
@@ -309,7 +310,7 @@ def _print_limits(found: Limits, depth: int) -> None:
     print(
         f"limits of this machine, now: reads {found.read_gb_s:.1f} GB/s, so {found.tg_tok_s:.1f} "
         f"tok/s decoding one request of our file at depth {depth}; multiplies the file's blocks at "
-        f"{found.gop_s:.0f} GOP/s, so {found.pp_tok_s:.0f} tok/s of prompt",
+        f"{found.gop_s:.0f} GOP/s, so {found.pp_tok_s:.0f} tok/s of a prompt as long",
         flush=True,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,28 @@ def test_limits_count_what_a_token_needs(
     layer = d * spec.q_size * 2 + d * spec.kv_size * 2 + 3 * d * spec.d_ff
     norms = (2 * spec.n_layers + 1) * d
     cache = depth * 2 * spec.n_layers * spec.kv_size * 4
-    found = measure.limits(llm.weights, llm.report, depth)
+    found = measure.limits(llm.weights, llm.report, depth, prompt=9)
+    attention = 4 * spec.q_size * spec.n_layers * sum(range(1, 10))
     assert found == Limits(
         read_gb_s=1.0,
         gop_s=pytest.approx(1.0),
         # Every layer, every norm and the head, four bytes a weight; the embedding picks one row.
         tg_tok_s=pytest.approx(1e9 / (4 * (spec.n_layers * layer + norms + v * d) + cache)),
         # Two operations for each weight of the layers; the head runs once for a whole prompt.
-        pp_tok_s=pytest.approx(1e9 / (2 * spec.n_layers * layer)),
+        # Attention: two products and two sums for every value of every key that a row sees.
+        pp_tok_s=pytest.approx(1e9 / (2 * spec.n_layers * layer + attention / 9)),
     )
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 4, 9])
+def test_a_window_sees_less(models: Models, llama_dir: Path, prompt: int) -> None:
+    spec = models(llama_dir, backend="reference").spec
+    layers = (replace(spec.layers[0], window=4), *spec.layers[1:])
+    rows = range(prompt)
+    seen = sum(min(4, row + 1) for row in rows)
+    seen += (spec.n_layers - 1) * sum(row + 1 for row in rows)
+    found = measure.attention_operations(replace(spec, layers=layers), prompt)
+    assert found == 4 * spec.q_size * seen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -54,7 +68,7 @@ def test_figures_are_the_engines_own(
     monkeypatch.setattr(measure, "_BATCH_PROMPT", 12)  # the tiny model's context holds 128
     monkeypatch.setattr(measure, "_BATCH_OUTPUT", 4)
     llm = models(llama_dir, backend=backend)
-    found = measure.limits(llm.weights, llm.report, 5)
+    found = measure.limits(llm.weights, llm.report, 5, prompt=20)
     figures = measure.measure(llm, found, pp=20, tg=4, batch=1, depth=3, repeats=1)
     assert figures.pp_tok_s == pytest.approx(20 / figures.ttft_ms * 1e3)
     assert figures.tg_share == pytest.approx(figures.tg_tok_s / found.tg_tok_s)

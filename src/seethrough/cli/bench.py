@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
 
     asked = {name: _count(arguments, name) for name in _DEFAULTS}
     llm = load_llm(arguments, speaker)
-    found = limits(llm.weights, llm.report, asked["depth"] + asked["tg"] // 2)
+    found = limits(llm.weights, llm.report, asked["depth"] + asked["tg"] // 2, asked["pp"])
     lines = not arguments.json
     if lines:
         print(

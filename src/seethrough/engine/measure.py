@@ -2,7 +2,8 @@
 
 Everything goes through the engine's own loop, with sampling and detokenizing. What a limit means:
 a decoded token must read every weight once, so it cannot be faster than bytes over bandwidth; a
-prompt token must do its multiplications, so it cannot be faster than operations over peak.
+prompt token must do its multiplications, so it cannot be faster than operations over peak: those
+of the weights at the rate of their type, those of attention at the rate of float32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from seethrough.config import Backend
 from seethrough.engine.load import LoadReport, kernel_dir
 from seethrough.engine.outputs import RequestOutput
 from seethrough.model.load import ModelWeights, weight_bytes
+from seethrough.model.spec import TransformerSpec
 
 _BATCH_PROMPT, _BATCH_OUTPUT = 128, 64
 _GEMM = 1024  # a square product that is large enough to reach the peak
@@ -53,7 +55,8 @@ class Limits:
         gop_s: operations of the weights' own products, all threads, on data in the first cache
             (`reference`: of a large float32 product); weighted by what a prompt token needs.
         tg_tok_s: read_gb_s over what one decoded token must read: weights, and its context's cache.
-        pp_tok_s: gop_s over the operations of one prompt token, attention left out.
+        pp_tok_s: what a prompt of the asked length allows: gop_s over its products, and the rate
+            of float32 products over attention's, which grow with the square of the length.
     """
 
     read_gb_s: float
@@ -94,8 +97,13 @@ class Setup(Protocol):
     def kv_bytes_per_token(self) -> int: ...
 
 
-def limits(weights: ModelWeights, setup: Setup, depth: int) -> Limits:
-    """Measure bandwidth and peak, and what they allow for this model at a context of `depth`."""
+def limits(weights: ModelWeights, setup: Setup, depth: int, prompt: int) -> Limits:
+    """Measure bandwidth and peak, and what they allow for this model.
+
+    Args:
+        depth: tokens of context while decoding.
+        prompt: tokens of a prompt.
+    """
     spec = weights.spec
     nbytes = weight_bytes(weights, setup.backend)
     read = read_bandwidth(nbytes, setup.threads)
@@ -105,7 +113,18 @@ def limits(weights: ModelWeights, setup: Setup, depth: int) -> Limits:
     operations = _operations(weights)
     seconds = sum(n / _rate(dtype, setup) for dtype, n in operations.items())
     total = sum(operations.values())
-    return Limits(read / 1e9, total / seconds / 1e9, read / per_token, 1 / seconds)
+    attention = attention_operations(spec, prompt) / prompt / _rate("F32", setup)
+    return Limits(read / 1e9, total / seconds / 1e9, read / per_token, 1 / (seconds + attention))
+
+
+def attention_operations(spec: TransformerSpec, prompt: int) -> int:
+    """Scores and mixes of a whole prompt: four operations per head value and key seen."""
+    total = 0
+    for layer in spec.layers:
+        seen = min(layer.window or prompt, prompt)  # by all rows but the first ones
+        keys = seen * (seen + 1) // 2 + (prompt - seen) * seen
+        total += 4 * spec.n_heads * spec.head_dim * keys
+    return total
 
 
 def _operations(weights: ModelWeights) -> dict[str, int]:

@@ -51,7 +51,7 @@ from seethrough.kernels.cpu.simd import (
     topf,
     upto,
 )
-from seethrough.kernels.cpu.threads import fetch_add, next_unit
+from seethrough.kernels.cpu.threads import next_unit, sections_of
 
 _F: Any = np.float32
 _NONE = np.float32(-np.inf)
@@ -358,7 +358,7 @@ def attend_kernel(size: int) -> Callable[..., None]:
         shares = 1 if split == 0 else load_i64(step + 8 * S.PIECES)
         units = load_i64(step + 8 * S.TILES) * shares * kv_heads
         # Heads of a piece lie side by side in memory, and so do pieces: each thread walks along.
-        sections = 1 if split == 0 else load_i64(step + 8 * S.THREADS)
+        sections = 1 if split == 0 else sections_of(step)
         unit, turn = next_unit(counter, units, sections, thread, 0)
         while unit >= 0:
             head, share, tile = (
@@ -399,8 +399,9 @@ def join_pieces(record: int, step: int, counter: int, thread: int) -> None:
     width, pieces = _width(n), load_i64(step + 8 * S.PIECES)
     scratch = load_i64(step + 8 * S.SCRATCH) + thread * load_i64(step + 8 * S.SCRATCH_BYTES)
     units = load_i64(step + 8 * S.ROWS) * heads
-    unit = fetch_add(counter, 1)
-    while unit < units:
+    sections = sections_of(step)
+    unit, turn = next_unit(counter, units, sections, thread, 0)
+    while unit >= 0:
         row, head = unit // heads, unit % heads
         place = load_i64(load_i64(step + 8 * S.POSITIONS) + 8 * row)
         lowest = 0 if window == 0 else max(0, place - window + 1) // PIECE
@@ -410,4 +411,4 @@ def join_pieces(record: int, step: int, counter: int, thread: int) -> None:
             join(scratch + MIX, at, n)
         y = load_i64(record + _Y) + row * load_i64(record + _YS) + 4 * n * head
         finish(scratch + MIX, y, n)
-        unit = fetch_add(counter, 1)
+        unit, turn = next_unit(counter, units, sections, thread, turn)

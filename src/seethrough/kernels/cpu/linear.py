@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from seethrough.kernels.cpu.forms import FORMS
 from seethrough.kernels.cpu.path import use
-from seethrough.kernels.cpu.record import SECTIONS, L, R, S
+from seethrough.kernels.cpu.record import L, R, S
 from seethrough.kernels.cpu.simd import addf, inline, load_i64, loadf, storef
-from seethrough.kernels.cpu.threads import next_unit
+from seethrough.kernels.cpu.threads import next_unit, sections_of
 from seethrough.kernels.cpu.tiles import float_tile, quantized_tile
 
 PATH = use()
@@ -18,7 +18,7 @@ _PANEL = 192 * 1024  # bytes of activations that stay in the second-level cache
 _UNIT = 64 * 1024  # bytes of weights that a thread takes at a time, at most about
 
 
-_ROWS, _SHARES, _THREADS = 8 * R.ROWS, 8 * S.SHARES, 8 * S.THREADS
+_ROWS, _SHARES = 8 * R.ROWS, 8 * S.SHARES
 _W, _GB, _G, _N = 8 * L.WEIGHTS, 8 * L.GROUP_BYTES, 8 * L.GROUPS, 8 * L.DEPTH
 _X, _XS, _Y, _YS, _BIAS = 8 * L.X, 8 * L.X_STRIDE, 8 * L.Y, 8 * L.Y_STRIDE, 8 * L.BIAS
 
@@ -63,7 +63,7 @@ def linear_kernel(name: str) -> Callable[..., None]:
         wide = max(1, min(groups // load_i64(step + _SHARES), _UNIT // group_bytes + 1))
         across = (groups + wide - 1) // wide
         units = across * ((rows + high - 1) // high)
-        sections = min(SECTIONS, load_i64(step + _THREADS))
+        sections = sections_of(step)
         unit, turn = next_unit(counter, units, sections, thread, 0)
         while unit >= 0:
             row = unit // across * high

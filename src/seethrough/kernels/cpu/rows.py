@@ -45,7 +45,7 @@ from seethrough.kernels.cpu.simd import (
     widen_bf16,
     widen_half,
 )
-from seethrough.kernels.cpu.threads import fetch_add
+from seethrough.kernels.cpu.threads import next_unit, sections_of
 
 _F: Any = np.float32
 _SEGMENT = 512  # values of a row that one piece of element-wise work takes
@@ -113,8 +113,9 @@ def norm_kernel(layer_norm: bool) -> Callable[..., None]:
         heads, n = load_i64(record + _HEADS), load_i64(record + _N)
         units = load_i64(step + 8 * load_i64(record + _ROWS)) * heads
         eps, q = float_of(load_i64(record + _NUMBER)), load_i64(record + _Q)
-        unit = fetch_add(counter, 1)
-        while unit < units:
+        sections = sections_of(step)
+        unit, turn = next_unit(counter, units, sections, thread, 0)
+        while unit >= 0:
             row, head = unit // heads, unit % heads
             x = load_i64(record + _X) + row * load_i64(record + _XS) + 4 * n * head
             other = load_i64(record + _O)
@@ -130,7 +131,7 @@ def norm_kernel(layer_norm: bool) -> Callable[..., None]:
             scale_row(x, y, n, mean, _F(1) / root, load_i64(record + _W), load_i64(record + _B))
             if q != 0:
                 quantize(y, q + row * load_i64(record + _QS), 0, n // 32)
-            unit = fetch_add(counter, 1)
+            unit, turn = next_unit(counter, units, sections, thread, turn)
 
     return norm
 
@@ -157,49 +158,53 @@ def add(record: int, step: int, counter: int, thread: int) -> None:
     """y = x + other."""
     n = load_i64(record + _N)
     units = load_i64(step + 8 * load_i64(record + _ROWS))
-    row = fetch_add(counter, 1)
-    while row < units:
+    sections = sections_of(step)
+    row, turn = next_unit(counter, units, sections, thread, 0)
+    while row >= 0:
         x = load_i64(record + _X) + row * load_i64(record + _XS)
         other = load_i64(record + _O) + row * load_i64(record + _OS)
         add_rows(x, other, load_i64(record + _Y) + row * load_i64(record + _YS), 0, n)
-        row = fetch_add(counter, 1)
+        row, turn = next_unit(counter, units, sections, thread, turn)
 
 
 def add_positions(record: int, step: int, counter: int, thread: int) -> None:
     """y = x + the row of a position table; NUMBER holds the table's offset as an integer."""
     n, positions = load_i64(record + _N), load_i64(step + _POSITIONS)
     units = load_i64(step + 8 * load_i64(record + _ROWS))
-    row = fetch_add(counter, 1)
-    while row < units:
+    sections = sections_of(step)
+    row, turn = next_unit(counter, units, sections, thread, 0)
+    while row >= 0:
         place = load_i64(positions + 8 * row) + load_i64(record + _NUMBER)
         x = load_i64(record + _X) + row * load_i64(record + _XS)
         other = load_i64(record + _W) + place * 4 * n
         add_rows(x, other, load_i64(record + _Y) + row * load_i64(record + _YS), 0, n)
-        row = fetch_add(counter, 1)
+        row, turn = next_unit(counter, units, sections, thread, turn)
 
 
 def quantize_kernel(record: int, step: int, counter: int, thread: int) -> None:
     """A float row to int8 blocks, for a value that has no maker that does it."""
     blocks, q = load_i64(record + _N) // 32, load_i64(record + _Q)
     units = load_i64(step + 8 * load_i64(record + _ROWS))
-    row = fetch_add(counter, 1)
-    while row < units:
+    sections = sections_of(step)
+    row, turn = next_unit(counter, units, sections, thread, 0)
+    while row >= 0:
         x = load_i64(record + _X) + row * load_i64(record + _XS)
         quantize(x, q + row * load_i64(record + _QS), 0, blocks)
-        row = fetch_add(counter, 1)
+        row, turn = next_unit(counter, units, sections, thread, turn)
 
 
 def take_rows(record: int, step: int, counter: int, thread: int) -> None:
     """Copy the rows whose logits are wanted."""
     n, chosen = load_i64(record + _N), load_i64(step + 8 * S.LOGIT_INDEX)
     units = load_i64(step + 8 * load_i64(record + _ROWS))
-    row = fetch_add(counter, 1)
-    while row < units:
+    sections = sections_of(step)
+    row, turn = next_unit(counter, units, sections, thread, 0)
+    while row >= 0:
         x = load_i64(record + _X) + load_i64(chosen + 8 * row) * load_i64(record + _XS)
         y = load_i64(record + _Y) + row * load_i64(record + _YS)
         for i in range(0, n, LANES):
             storef_upto(y + 4 * i, loadf(x + 4 * i), n - i)
-        row = fetch_add(counter, 1)
+        row, turn = next_unit(counter, units, sections, thread, turn)
 
 
 def activation_kernel(kind: str, gated: bool) -> Callable[..., None]:
@@ -215,8 +220,9 @@ def activation_kernel(kind: str, gated: bool) -> Callable[..., None]:
         n, q = load_i64(record + _N), load_i64(record + _Q)
         across = (n + _SEGMENT - 1) // _SEGMENT
         units = load_i64(step + 8 * load_i64(record + _ROWS)) * across
-        unit = fetch_add(counter, 1)
-        while unit < units:
+        sections = sections_of(step)
+        unit, turn = next_unit(counter, units, sections, thread, 0)
+        while unit >= 0:
             row, first = unit // across, unit % across * _SEGMENT
             stop = min(first + _SEGMENT, n)
             x = load_i64(record + _X) + row * load_i64(record + _XS)
@@ -229,7 +235,7 @@ def activation_kernel(kind: str, gated: bool) -> Callable[..., None]:
                 storef_upto(y + 4 * i, v, stop - i)
             if q != 0:
                 quantize(y, q + row * load_i64(record + _QS), first // 32, stop // 32)
-            unit = fetch_add(counter, 1)
+            unit, turn = next_unit(counter, units, sections, thread, turn)
 
     return activate
 
@@ -239,15 +245,16 @@ def softcap(record: int, step: int, counter: int, thread: int) -> None:
     n, cap = load_i64(record + _N), splatf(float_of(load_i64(record + _NUMBER)))
     across = (n + _SEGMENT - 1) // _SEGMENT
     units = load_i64(step + 8 * load_i64(record + _ROWS)) * across
-    unit = fetch_add(counter, 1)
-    while unit < units:
+    sections = sections_of(step)
+    unit, turn = next_unit(counter, units, sections, thread, 0)
+    while unit >= 0:
         row, first = unit // across, unit % across * _SEGMENT
         x = load_i64(record + _X) + row * load_i64(record + _XS)
         stop = min(first + _SEGMENT, n)
         for i in range(first, stop, LANES):
             v = mulf(cap, lanes.tanh(divf(loadf(x + 4 * i), cap)))
             storef_upto(x + 4 * i, v, stop - i)
-        unit = fetch_add(counter, 1)
+        unit, turn = next_unit(counter, units, sections, thread, turn)
 
 
 @inline
@@ -266,14 +273,15 @@ def rotate(record: int, step: int, counter: int, thread: int) -> None:
     heads, n = load_i64(record + _HEADS), load_i64(record + _N)
     positions = load_i64(step + _POSITIONS)
     units = load_i64(step + 8 * load_i64(record + _ROWS)) * heads
-    unit = fetch_add(counter, 1)
-    while unit < units:
+    sections = sections_of(step)
+    unit, turn = next_unit(counter, units, sections, thread, 0)
+    while unit >= 0:
         row, head = unit // heads, unit % heads
         place = 4 * (n // 2) * load_i64(positions + 8 * row)
         x = load_i64(record + _X) + row * load_i64(record + _XS) + 4 * n * head
         y = load_i64(record + _Y) + row * load_i64(record + _YS) + 4 * n * head
         rotate_head(x, y, n, load_i64(record + _COS) + place, load_i64(record + _SIN) + place)
-        unit = fetch_add(counter, 1)
+        unit, turn = next_unit(counter, units, sections, thread, turn)
 
 
 def write_kernel(size: int) -> Callable[..., None]:
@@ -289,8 +297,9 @@ def write_kernel(size: int) -> Callable[..., None]:
         layer = load_i64(record + _LAYER) * load_i64(step + 8 * S.BLOCKS)
         cos, sin = load_i64(record + _COS), load_i64(record + _SIN)
         units = load_i64(step + 8 * load_i64(record + _ROWS)) * heads
-        unit = fetch_add(counter, 1)
-        while unit < units:
+        sections = sections_of(step)
+        unit, turn = next_unit(counter, units, sections, thread, 0)
+        while unit >= 0:
             row, head = unit // heads, unit % heads
             slot = load_i64(slots + 8 * row)
             block, offset = layer + slot // block_size, slot % block_size
@@ -306,7 +315,7 @@ def write_kernel(size: int) -> Callable[..., None]:
                 k, load_i64(step + 8 * S.K) + page + offset * size, n, block_size * size, size
             )
             write_value(v, load_i64(step + 8 * S.V) + page + offset * n * size, n, size)
-            unit = fetch_add(counter, 1)
+            unit, turn = next_unit(counter, units, sections, thread, turn)
 
     return write
 
@@ -406,8 +415,9 @@ def embed_kernel(name: str) -> Callable[..., None]:
         n, ids = load_i64(record + _N), load_i64(step + 8 * S.TOKEN_IDS)
         units = load_i64(step + 8 * load_i64(record + _ROWS))
         factor = float_of(load_i64(record + _NUMBER))
-        row = fetch_add(counter, 1)
-        while row < units:
+        sections = sections_of(step)
+        row, turn = next_unit(counter, units, sections, thread, 0)
+        while row >= 0:
             token = load_i64(ids + 8 * row)
             group = load_i64(record + _W) + token // 16 * load_i64(record + _GB)
             y = load_i64(record + _Y) + row * load_i64(record + _YS)
@@ -415,6 +425,6 @@ def embed_kernel(name: str) -> Callable[..., None]:
                 quantized_row(group, token % 16, y, n // 32, factor)
             else:
                 float_row(group, token % 16, y, n, factor)
-            row = fetch_add(counter, 1)
+            row, turn = next_unit(counter, units, sections, thread, turn)
 
     return embed

@@ -119,11 +119,18 @@ def wait_for_all(barrier: int, threads: int) -> None:
 
 
 @inline
+def sections_of(step: int) -> int:
+    """Into how many sections this step's work is cut: one for each thread, up to SECTIONS."""
+    return min(SECTIONS, load_i64(step + 8 * S.THREADS))
+
+
+@inline
 def next_unit(counter: int, units: int, sections: int, thread: int, turn: int) -> tuple[int, int]:
     """A unit of work that nobody has taken, or -1; and `turn` for the next call (0 at first).
 
     Each thread takes the units of a section of its own, in order, before it helps with the others':
-    so it reads memory from end to end, which the processor sees and fetches ahead.
+    so it reads memory from end to end, which the processor sees and fetches ahead, and the threads
+    do not pass one counter's cache line to and fro.
     """
     while turn < sections:
         section = (thread + turn) % sections
