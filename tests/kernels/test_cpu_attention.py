@@ -113,8 +113,8 @@ class Case:
         rows, group = len(q), self.heads // self.kv_heads
         source = padded(q.reshape(rows, -1))
         out = padded(np.full((rows, self.heads * self.size), np.nan, dtype=np.float32))
-        slopes, tables = self.slopes, [np.ascontiguousarray(t) for t in batch.block_tables]
-        tiles = _tiles(batch, [t.ctypes.data for t in tables])
+        slopes, tables = self.slopes, np.concatenate(batch.block_tables)
+        tiles = np.array(_tiles(batch, tables.ctypes.data)).T.copy()
         scratch = scratch_bytes(self.size, group)
         pieces = -(-int(batch.seq_lens.max()) // PIECE)
         partials = aligned(rows * self.heads * pieces * mix_bytes(self.size))

@@ -40,19 +40,27 @@ class Scheduled(NamedTuple):
 
 def build_batch(scheduled: Sequence[Scheduled]) -> ForwardBatch:
     """Lay the scheduled tokens end to end."""
-    lengths = [s.stop - s.start for s in scheduled]
-    query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    logit_rows = [
-        int(first) + position - s.start
-        for first, s in zip(query_start, scheduled, strict=False)
-        for position in s.logit_positions
-    ]
+    starts = [0]
+    for item in scheduled:
+        starts.append(starts[-1] + item.stop - item.start)
+    token_ids, positions, slots = np.empty((3, starts[-1]), dtype=np.int64)
+    logit_rows: list[int] = []
+    for row, item in zip(starts, scheduled, strict=False):
+        request, start, stop = item
+        if stop - start == 1:  # decoding: by far the most frequent, and arrays are dear
+            token_ids[row], positions[row] = request.token(start), start
+            slots[row] = request.table.slot(start)
+        else:
+            rows = slice(row, row + stop - start)
+            token_ids[rows], positions[rows] = request.tokens(start, stop), np.arange(start, stop)
+            slots[rows] = request.table.slots(start, stop)
+        logit_rows += [row + position - start for position in item.logit_positions]
     return ForwardBatch(
-        token_ids=np.concatenate([s.request.tokens(s.start, s.stop) for s in scheduled]),
-        positions=np.concatenate([np.arange(s.start, s.stop) for s in scheduled]),
-        slots=np.concatenate([s.request.table.slots(s.start, s.stop) for s in scheduled]),
-        query_start=query_start,
-        seq_lens=np.asarray([s.stop for s in scheduled], dtype=np.int64),
-        block_tables=tuple(np.asarray(s.request.table.blocks) for s in scheduled),
-        logit_rows=np.asarray(logit_rows, dtype=np.int64),
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_start=np.array(starts, dtype=np.int64),
+        seq_lens=np.array([item.stop for item in scheduled], dtype=np.int64),
+        block_tables=tuple([item.request.table.array for item in scheduled]),
+        logit_rows=np.array(logit_rows, dtype=np.int64),
     )

@@ -75,6 +75,11 @@ class Request:
         """The ids that penalties and bad words look at."""
         return History(self.prompt_ids, self.output_ids)
 
+    def token(self, position: int) -> int:
+        """The id at one position."""
+        n = len(self.prompt_ids)
+        return self.prompt_ids[position] if position < n else self.output_ids[position - n]
+
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Ids of positions start .. stop − 1."""
         n = len(self.prompt_ids)

@@ -115,6 +115,14 @@ class BlockTable:
 
     pool: KVPool
     blocks: list[int] = field(default_factory=list)
+    _array: I64 = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+
+    @property
+    def array(self) -> I64:
+        """The blocks as an array; made again only when there are more."""
+        if len(self._array) != len(self.blocks):
+            self._array = np.array(self.blocks, dtype=np.int64)
+        return self._array
 
     def reserve(self, tokens: int) -> None:
         """Hold enough blocks for `tokens` positions in all."""
@@ -123,11 +131,16 @@ class BlockTable:
     def release(self) -> None:
         """Give every block back; safe to call twice."""
         blocks, self.blocks = self.blocks, []
+        self._array = np.empty(0, dtype=np.int64)
         self.pool.release(blocks)
+
+    def slot(self, position: int) -> int:
+        """Slot number of one position."""
+        block, offset = divmod(position, self.pool.block_size)
+        return self.blocks[block] * self.pool.block_size + offset
 
     def slots(self, start: int, stop: int) -> I64:
         """Slot numbers of positions start .. stop − 1."""
         positions = np.arange(start, stop)
-        blocks = np.asarray(self.blocks, dtype=np.int64)
         size = self.pool.block_size
-        return blocks[positions // size] * size + positions % size
+        return self.array[positions // size] * size + positions % size

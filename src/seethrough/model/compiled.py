@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +83,14 @@ class CompiledProgram:
         self._step[S.BARRIER] = self.workers.barrier
         self._step[S.SHARES] = 8 * threads
         self._step[S.THREADS] = threads
+        # Token ids, positions, slots, logit rows; of tiles: first row, rows, table.
+        self._inputs = aligned(8 * 7 * max_rows).view(np.int64).reshape(7, max_rows)
+        words = (S.TOKEN_IDS, S.POSITIONS, S.SLOTS, S.LOGIT_INDEX)
+        for word, line in zip(
+            (*words, S.TILE_ROW, S.TILE_ROWS, S.TILE_TABLE), self._inputs, strict=True
+        ):
+            self._step[word] = line.ctypes.data
+        self._kv: KVCache | None = None  # whose addresses the step holds
         self.stage_seconds: dict[str, float] | None = None  # filled per step where it is a dict
         self._clock = aligned(8 * (len(self._records) + 1)).view(np.int64)
 
@@ -116,27 +123,28 @@ class CompiledProgram:
         buffer = self._lowered.buffers[name]
         return buffer.floats[:rows, : buffer.width]
 
-    def _fill_step(self, batch: ForwardBatch, kv: KVCache) -> tuple[Any, ...]:
-        """Write the step's words; returns the arrays that they point to."""
+    def _fill_step(self, batch: ForwardBatch, kv: KVCache) -> I64:
+        """Write the step's words; returns the block tables, which they point to."""
+        if kv is not self._kv:
+            self._set_cache(kv)
+        step, inputs = self._step, self._inputs
+        rows, logit_rows = len(batch.token_ids), len(batch.logit_rows)
+        inputs[0, :rows], inputs[1, :rows] = batch.token_ids, batch.positions
+        inputs[2, :rows], inputs[3, :logit_rows] = batch.slots, batch.logit_rows
+        tables = np.concatenate(batch.block_tables)
+        tiles = _tiles(batch, int(tables.ctypes.data))
+        inputs[4:7, : len(tiles)] = np.array(tiles, dtype=np.int64).T
+        step[S.ROWS], step[S.LOGIT_ROWS], step[S.TILES] = rows, logit_rows, len(tiles)
+        step[S.SCORES] = step[S.CLOCK] = 0  # an interrupt may have left them
+        self._share_pieces(batch, len(tiles))
+        return tables
+
+    def _set_cache(self, kv: KVCache) -> None:
+        """Write the words of a cache, which stay."""
         step = self._step
-        arrays = [
-            np.ascontiguousarray(a, dtype=np.int64)
-            for a in (batch.token_ids, batch.positions, batch.slots, batch.logit_rows)
-        ]
-        tables = [np.ascontiguousarray(t, dtype=np.int64) for t in batch.block_tables]
-        tiles = _tiles(batch, [int(t.ctypes.data) for t in tables])  # [3, tiles]
-        step[S.ROWS], step[S.LOGIT_ROWS] = len(batch.token_ids), len(batch.logit_rows)
-        words = (S.TOKEN_IDS, S.POSITIONS, S.SLOTS, S.LOGIT_INDEX)
-        for word, array in zip(words, arrays, strict=True):
-            step[word] = array.ctypes.data
-        step[S.TILES] = tiles.shape[1]
-        for word, line in zip((S.TILE_ROW, S.TILE_ROWS, S.TILE_TABLE), tiles, strict=True):
-            step[word] = line.ctypes.data
         step[S.K], step[S.V] = kv.k.ctypes.data, kv.v.ctypes.data
         step[S.BLOCKS], step[S.BLOCK_SIZE] = kv.k.shape[1], kv.block_size
-        step[S.SCORES] = 0
-        self._share_pieces(batch, tiles.shape[1])
-        return (*arrays, *tables, tiles)
+        self._kv = kv
 
     def _share_pieces(self, batch: ForwardBatch, tiles: int) -> None:
         """Few tiles over long contexts: let threads share the pieces of a context."""
@@ -213,12 +221,14 @@ class CompiledProgram:
         return (value,)
 
 
-def _tiles(batch: ForwardBatch, tables: Sequence[int]) -> I64:
-    """Rows of one request that follow one another, at most TILE each: first row, rows, table."""
-    tiles = [
-        (row, min(TILE, stop - row), tables[b])
-        for b in range(batch.n_requests)
-        for start, stop in [(int(batch.query_start[b]), int(batch.query_start[b + 1]))]
-        for row in range(start, stop, TILE)
-    ]
-    return np.ascontiguousarray(np.array(tiles, dtype=np.int64).reshape(-1, 3).T)
+def _tiles(batch: ForwardBatch, tables: int) -> list[tuple[int, int, int]]:
+    """Rows of one request that follow one another, at most TILE each: first row, rows, table.
+
+    `tables` is the address of all block tables, laid end to end.
+    """
+    tiles, start = [], 0
+    for stop, table in zip(batch.query_start[1:].tolist(), batch.block_tables, strict=True):
+        for row in range(start, stop, TILE):
+            tiles.append((row, min(TILE, stop - row), tables))
+        start, tables = stop, tables + 8 * len(table)
+    return tiles

@@ -52,7 +52,8 @@ class Candidates(NamedTuple):
     """The first `n` of two arrays, in id order, and their addresses.
 
     `top` is their highest logit; None while they are a whole row that may hold -inf. `owned` says
-    that the values lie in the workspace, so that a step may write to them.
+    that the values lie in the workspace, so that a step may write to them. `first` is where the
+    highest stands, if that is known.
     """
 
     values: Row
@@ -61,6 +62,7 @@ class Candidates(NamedTuple):
     n: int
     top: float | None
     owned: bool
+    first: int | None = None
 
 
 class _Workspace:
@@ -112,7 +114,7 @@ class CompiledOps:
         if bad:
             check_finite(logits)  # says what it is
         top = None if holes else float(logits[first])
-        return Candidates(logits, self._room.all_ids, at, self._size, top, owned=False)
+        return Candidates(logits, self._room.all_ids, at, self._size, top, False, first)
 
     def row(self, x: Candidates) -> Row:
         """Put the candidates back at their ids."""
@@ -211,7 +213,7 @@ class CompiledOps:
 
     def greedy(self, x: Candidates) -> int:
         """The id of the highest logit, ties to the lower id."""
-        _, first, _ = self._survey(x.at[0], x.n)
+        first = self._survey(x.at[0], x.n)[1] if x.first is None else x.first
         return int(x.ids[first])
 
     def choose(self, x: Candidates, u: float) -> int:
