@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from seethrough.kernels.cpu import lanes
-from seethrough.kernels.cpu.attend_tiles import MOST, mix_tile, score_tile
+from seethrough.kernels.cpu.attend_tiles import MOST, mix_tile, score_tile, weave
 from seethrough.kernels.cpu.forms import LANES
 from seethrough.kernels.cpu.record import (
     KEYS,
@@ -271,14 +271,16 @@ def attend_kernel(size: int) -> Callable[..., None]:
         return m
 
     @inline
-    def weave(record: int, to: int, row: int, queries: int, head: int) -> None:
+    def weave_tiles(record: int, scratch: int, to: int, row: int, queries: int, head: int) -> None:
         """Full tiles of queries once more, value by value, as `score_tile` takes them."""
         n, group = load_i64(record + _N), load_i64(record + _H) // load_i64(record + _KVH)
-        for number in range(queries // most * most if most > 4 else 0):
-            q = query_of(record, row + number // group, head * group + number % group)
-            line = to + 4 * n * (number // most * most)
-            for i in range(n):
-                store_f32(line + 4 * (most * i + number % most), load_f32(q + 4 * i))
+        for first in range(0, queries // most * most if most > 4 else 0, most):
+            for m in range(most):
+                number = first + m
+                q = query_of(record, row + number // group, head * group + number % group)
+                store_i64(scratch + LIST + 8 * m, q)
+            for i in range(0, n, LANES):
+                weave(scratch + LIST, 4 * i, to + 4 * (first * n + most * i))
 
     @inline
     def score_piece(
@@ -372,7 +374,8 @@ def attend_kernel(size: int) -> Callable[..., None]:
             place = load_i64(load_i64(step + 8 * S.POSITIONS) + 8 * row)
             lowest = 0 if window == 0 else max(0, place - window + 1) // PIECE
             highest = (place + rows - 1) // PIECE
-            weave(record, scratch + MIX + width * (QUERIES + rows * group), row, rows * group, head)
+            woven = scratch + MIX + width * (QUERIES + rows * group)
+            weave_tiles(record, scratch, woven, row, rows * group, head)
             if split != 0:
                 if lowest <= share <= highest:
                     tile_piece(record, step, scratch, row, rows, table, head, share)

@@ -23,6 +23,7 @@ from seethrough.kernels.cpu.record import SCORE_ROW
 from seethrough.kernels.cpu.simd import (
     F32,
     I16,
+    I32,
     I64,
     PATH,
     fma,
@@ -179,6 +180,38 @@ def mix_tile(size: int, queries: int) -> Any:
         return types.void(*[types.int64] * 7), code
 
     return tile
+
+
+@intrinsic
+def weave(typing: Any, qs: Any, offset: Any, to: Any) -> Any:
+    """(query list, offset, to) -> None: sixteen values of MOST queries, value by value."""
+
+    def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        qs, offset, to = args
+        rows = [
+            [load(b, b.add(load(b, qs, I64, 8 * m), offset), ir.VectorType(F32, LANES))]
+            for m in range(MOST)
+        ]
+        while len(rows) > 1:  # query i with query i + half: in the end they stand in order
+            half = len(rows) // 2
+            rows = [_zip(b, rows[i], rows[i + half]) for i in range(half)]
+        for i, vector in enumerate(rows[0]):
+            store(b, vector, to, 4 * LANES * i)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), code
+
+
+def _zip(b: ir.IRBuilder, first: list[Any], second: list[Any]) -> list[Any]:
+    """Values of two sequences in turn; each is a list of vectors."""
+    kind = ir.VectorType(I32, LANES)
+    low = [lane for i in range(LANES // 2) for lane in (i, LANES + i)]
+    high = [lane + LANES // 2 for lane in low]
+    return [
+        b.shuffle_vector(x, y, ir.Constant(kind, order))
+        for x, y in zip(first, second, strict=True)
+        for order in (low, high)
+    ]
 
 
 def _zero(b: ir.IRBuilder) -> Any:

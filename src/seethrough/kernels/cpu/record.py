@@ -127,7 +127,8 @@ MIX = WEIGHTS + QUERIES * SCORE_ROW
 
 def scratch_bytes(head_size: int, group: int) -> int:
     """Bytes of scratch that a thread needs, whole cache lines."""
-    size = MIX + (QUERIES + TILE * group) * mix_bytes(head_size) + TILE * group * 4 * head_size
+    woven = 4 * TILE * group * head_size + 4 * 16 * QUERIES  # written in sixteens
+    size = MIX + (QUERIES + TILE * group) * mix_bytes(head_size) + woven
     return -(-size // 64) * 64
 
 
