@@ -37,6 +37,8 @@ from seethrough.weights.files import resolve_model
 
 _SETTLE = 0.2  # seconds between turns: OpenMP threads spin for a moment after their work
 
+_WARM_UP = (Workload("pp", 64), Workload("tg", 16, 8))
+
 
 @dataclass(slots=True)
 class Engine:
@@ -206,7 +208,7 @@ def _command(
         str(RUNNERS / runner),
         f"--model={file}",
         f"--threads={asked.threads}",
-        f"--context={max(work.length for work in works)}",
+        f"--context={max(work.length for work in (*works, *_WARM_UP))}",
         f"--requests={max([work.requests for work in batch], default=1)}",
         f"--request-tokens={max([work.length for work in batch], default=256)}",
         f"--dtype={peer.dtype if peer else 'bf16'}",
@@ -225,7 +227,7 @@ def _start_all(engines: Sequence[Engine], session: Session) -> dict[str, str]:
         child = Child(engine.command, engine.log, session.threads, session.timeout)
         try:
             child.wait_ready()
-            for work in (Workload("pp", 64), Workload("tg", 16, 8)):
+            for work in _WARM_UP:
                 child.ask(work.ask(0, session.vocab))
         except EngineError as error:
             failed[engine.label] = str(error)

@@ -66,10 +66,13 @@ class Context:
 
     def greedy(self, row: int) -> int:
         """The best token of a row whose logits were wanted; waits for the result."""
+        return int(self.logits(row).argmax())
+
+    def logits(self, row: int) -> np.ndarray:
+        """The logits of a row that were wanted, where they lie until the next decode."""
         logits = c.llama_get_logits_ith(self._context, row)
         address = ctypes.addressof(logits.contents)
-        view = np.frombuffer((ctypes.c_float * self._vocab).from_address(address), np.float32)
-        return int(view.argmax())
+        return np.frombuffer((ctypes.c_float * self._vocab).from_address(address), np.float32)
 
     def prefill(self, prompts: list[list[int]]) -> list[int]:
         """Compute the prompts, one after the other, in full batches; the first token of each."""
@@ -147,6 +150,20 @@ class LlamaCpp:
                 context.put(row, token, len(prompts[row]) + step, row, True)
             context.decode(len(tokens))
             tokens = [context.greedy(row) for row in range(len(tokens))]
+        return perf_counter() - started
+
+    def logits(self, prompt: list[int], path: str) -> float:
+        """Every position's logits into a file."""
+        context = self._single
+        context.clear()
+        started, rows = perf_counter(), []
+        for first in range(0, len(prompt), _N_BATCH):
+            part = prompt[first : first + _N_BATCH]
+            for row, token in enumerate(part):
+                context.put(row, token, first + row, 0, True)
+            context.decode(len(part))
+            rows += [context.logits(row).copy() for row in range(len(part))]
+        np.save(path, np.stack(rows))
         return perf_counter() - started
 
 

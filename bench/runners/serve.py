@@ -5,6 +5,8 @@ Only the standard library is used here: every peer's own environment runs this f
     {"work": "tg", "prompt": [ids], "n": 128}         decode n tokens after the prompt's own token
     {"work": "pp", "prompt": [ids]}                   prompt to first token
     {"work": "batch", "prompts": [[ids], ...], "n": 64}   all at once, n output tokens each
+    {"work": "logits", "prompt": [ids], "path": "x.npy"}  float32 [ids, vocabulary], where an engine
+                                                          can say them
 
 The answer is {"seconds": ...}. What counts as seconds: for `tg` from the first output token to the
 last, for `pp` from the prompt to the first output token, for `batch` everything.
@@ -20,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Engine(Protocol):
@@ -33,6 +35,13 @@ class Engine(Protocol):
     def pp(self, prompt: list[int]) -> float: ...
 
     def batch(self, prompts: list[list[int]], n: int) -> float: ...
+
+
+@runtime_checkable
+class SaysLogits(Protocol):
+    """An engine that can also say the logits of every position of a prompt."""
+
+    def logits(self, prompt: list[int], path: str) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ def _seconds(engine: Engine, asked: dict[str, Any]) -> float:
         return engine.pp(asked["prompt"])
     if work == "batch":
         return engine.batch(asked["prompts"], asked["n"])
+    if work == "logits" and isinstance(engine, SaysLogits):
+        return engine.logits(asked["prompt"], asked["path"])
     raise ValueError(f"unknown work {work!r}")
 
 

@@ -89,6 +89,10 @@ def join(state: int, piece: int, n: int) -> None:
     """Add a piece's mix to the state: both are scaled to the larger maximum."""
     values = _width(n) - 64
     old, new = load_f32(state + values), load_f32(piece + values)
+    if old == _NONE:  # the first piece is the state
+        for i in range(0, values + 64, 64):
+            storef(state + i, loadf(piece + i))
+        return
     top = max(old, new)
     a = lanes.exp(splatf(old - top))
     b = lanes.exp(splatf(new - top))
@@ -211,14 +215,16 @@ def attend_kernel(size: int) -> Callable[..., None]:
         for i in range(m):
             first = load_i64(spans + 16 * i)
             stop = min(low, load_i64(spans + 16 * i + 8))
-            w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
-            mix1(pages, n, first, stop, w, to, width)
+            if first < stop:
+                w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
+                mix1(pages, n, first, stop, w, to, width)
         mix_of(m, pages, n, low, high, scratch + WEIGHTS, scratch + MIX, width)
         for i in range(m):
             first = max(high, load_i64(spans + 16 * i))
             stop = load_i64(spans + 16 * i + 8)
-            w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
-            mix1(pages, n, first, stop, w, to, width)
+            if first < stop:
+                w, to = scratch + WEIGHTS + SCORE_ROW * i, scratch + MIX + width * i
+                mix1(pages, n, first, stop, w, to, width)
 
     @inline
     def list_pages(
@@ -360,7 +366,7 @@ def attend_kernel(size: int) -> Callable[..., None]:
         shares = 1 if split == 0 else load_i64(step + 8 * S.PIECES)
         units = load_i64(step + 8 * S.TILES) * shares * kv_heads
         # Heads of a piece lie side by side in memory, and so do pieces: each thread walks along.
-        sections = 1 if split == 0 else sections_of(step)
+        sections = sections_of(step)
         unit, turn = next_unit(counter, units, sections, thread, 0)
         while unit >= 0:
             head, share, tile = (

@@ -19,7 +19,7 @@ from numba.core import cgutils, types
 
 from seethrough.kernels.cpu.dot import WIDTH
 from seethrough.kernels.cpu.forms import LANES
-from seethrough.kernels.cpu.record import SCORE_ROW
+from seethrough.kernels.cpu.record import KEYS, SCORE_ROW, VALUES
 from seethrough.kernels.cpu.simd import (
     F32,
     I16,
@@ -94,7 +94,9 @@ def score_tile(size: int, queries: int) -> Any:
             def some(first: Any, taken: int) -> None:
                 place = b.add(pages, _times(b, first, 8))
                 keys = [load(b, place, I64, 8 * p) for p in range(taken)]
-                later = [load(b, place, I64, 8 * (p + _AHEAD)) for p in range(taken)]
+                # The keys after these, and the values that will be mixed.
+                later = [load(b, place, I64, 8 * (p + taken)) for p in range(taken)]
+                later += [load(b, place, I64, VALUES - KEYS + 8 * p) for p in range(taken)]
                 cells = [(p, part) for p in range(taken) for part in range(_PARTS)]
                 sums = [[_zero(b) for _ in range(queries)] for _ in cells]
                 with cgutils.for_range(b, n) as loop:
