@@ -11,8 +11,11 @@ import pytest
 from safetensors import safe_open
 
 from seethrough.cli import doc
+from seethrough.cli.doctor import _barrier, _path_and_why
 from seethrough.cli.main import VERBS
-from seethrough.cli.messages import MESSAGES
+from seethrough.cli.messages import MESSAGES, Speaker
+from seethrough.kernels.cpu import path
+from seethrough.kernels.cpu.path import best, needs, processor_flags
 from seethrough.stages import STAGES
 
 Seethrough = Callable[..., Any]
@@ -236,6 +239,39 @@ def test_doctor_and_models_with_the_default_model(
     assert body["packages"]["numpy"] == np.__version__
     assert any(model["name"] == default_model for model in body["models"])
     assert default_model in seethrough("models").out
+
+
+def test_doctor_says_which_instructions_and_why(seethrough: Seethrough) -> None:
+    body = seethrough("doctor", "--json").json
+    chosen = best(processor_flags())
+    assert body["cpu_path"].startswith(chosen)
+    assert all(flag in body["cpu_path"] for flag in needs(chosen))
+    value, unit = body["barrier"].split()
+    assert 0 < float(value) < 1000
+    assert unit == "µs"
+
+
+def test_doctor_says_what_a_faster_path_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = frozenset({"avx2", "fma", "f16c", "avx512f"})
+    monkeypatch.setattr(path, "processor_flags", lambda: old)
+    assert _path_and_why(Speaker("en")) == (
+        "avx2 (the processor has avx2, f16c, fma); avx512 lacks avx512_vnni, avx512bw, avx512vl"
+    )
+    assert "avx512 缺少 avx512_vnni" in _path_and_why(Speaker("zh"))
+    monkeypatch.setattr(path, "processor_flags", frozenset)
+    assert _path_and_why(Speaker("en")).startswith("portable; avx512 lacks ")
+
+
+def test_doctor_says_when_kernels_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("seethrough.engine.load.kernel_dir", lambda: tmp_path / "file" / "kernels")
+    shown, (problem,) = _barrier(Speaker("en"))
+    assert shown == "–"
+    assert str(tmp_path) in problem
 
 
 def test_pull_of_an_unknown_name(seethrough: Seethrough, tmp_path: Path) -> None:

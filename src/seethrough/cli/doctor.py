@@ -28,8 +28,8 @@ _MEMORY_NEEDED = 1_000_000_000
 def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     """Print the findings; exit code 1 if something needs mending."""
     cached = list_models(arguments.cache_dir)
-    findings = _findings(arguments, cached)
-    problems = _problems(cached, speaker)
+    findings, broken = _findings(arguments, cached, speaker)
+    problems = broken + _problems(cached, speaker)
     if arguments.json:
         print(json.dumps({**findings, "problems": problems}, ensure_ascii=False))
     else:
@@ -42,9 +42,13 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     return 1 if problems else 0
 
 
-def _findings(arguments: argparse.Namespace, cached: list[CachedModel]) -> dict[str, Any]:
+def _findings(
+    arguments: argparse.Namespace, cached: list[CachedModel], speaker: Speaker
+) -> tuple[dict[str, Any], list[str]]:
+    """What there is, and what went wrong while looking."""
     name, flags = processor()
-    return {
+    barrier, problems = _barrier(speaker)
+    findings = {
         "seethrough": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -52,7 +56,9 @@ def _findings(arguments: argparse.Namespace, cached: list[CachedModel]) -> dict[
         "processor": name,
         "features": [flag for flag in _FEATURES if flag in flags],
         "backends": list(BACKENDS),
+        "cpu_path": _path_and_why(speaker),
         "threads": usable_threads(),
+        "barrier": barrier,
         "memory": {"total": total_memory(), "available": available_memory()},
         "cache": str(arguments.cache_dir or default_cache_dir()),
         "models": [
@@ -60,6 +66,37 @@ def _findings(arguments: argparse.Namespace, cached: list[CachedModel]) -> dict[
             for m in cached
         ],
     }
+    return findings, problems
+
+
+def _path_and_why(speaker: Speaker) -> str:
+    """Which instructions the `cpu` backend uses, and what the faster paths lack."""
+    from seethrough.kernels.cpu.path import PATHS, best, lacking, needs, processor_flags
+
+    flags = processor_flags()
+    chosen = best(flags)
+    there = ", ".join(needs(chosen))
+    parts = [speaker.text("doctor_path", path=chosen, flags=there) if there else chosen]
+    for path in PATHS[: PATHS.index(chosen)]:
+        missing = ", ".join(lacking(path, flags))
+        parts.append(speaker.text("doctor_lacks", path=path, flags=missing))
+    return "; ".join(parts)
+
+
+def _barrier(speaker: Speaker) -> tuple[str, list[str]]:
+    """What one meeting of all threads costs, measured; kernels are compiled for it if need be."""
+    from seethrough.engine.load import kernel_dir
+    from seethrough.kernels.cpu.compiled import Kernels
+    from seethrough.kernels.cpu.workers import Workers
+
+    threads = usable_threads()
+    try:
+        workers = Workers(threads, Kernels(kernel_dir()), most_records=1)
+    except OSError as error:
+        return "–", [speaker.text("doctor_kernels", why=error)]
+    seconds = workers.barrier_seconds()
+    workers.close()
+    return f"{seconds * 1e6:.2f} µs", []
 
 
 def _versions() -> dict[str, str]:

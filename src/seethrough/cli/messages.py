@@ -138,6 +138,9 @@ MESSAGES: Mapping[str, Text] = {
         "可用内存只有 {free}；默认模型需要 1 GB",
     ),
     "doctor_broken": Text("{name} cannot be used: {why}", "{name} 无法使用：{why}"),
+    "doctor_path": Text("{path} (the processor has {flags})", "{path}（处理器具备 {flags}）"),
+    "doctor_lacks": Text("{path} lacks {flags}", "{path} 缺少 {flags}"),
+    "doctor_kernels": Text("compiled kernels cannot be kept: {why}", "编译好的内核无法保存：{why}"),
     "doctor_missing": Text("{name} is not installed", "没有安装 {name}"),
     "no_prompt": Text(
         "give a prompt, - for standard input, or --file FILE",

@@ -41,6 +41,11 @@ def processor_flags() -> frozenset[str]:
     return frozenset()
 
 
+def needs(path: CPUPath) -> tuple[str, ...]:
+    """The flags that `path` needs."""
+    return tuple(sorted(_NEEDS[path]))
+
+
 def lacking(path: CPUPath, flags: frozenset[str]) -> tuple[str, ...]:
     """The flags that `path` needs and a processor with `flags` lacks."""
     return tuple(sorted(_NEEDS[path] - flags))
