@@ -2,9 +2,8 @@
 
     bench/memory.py --model 8b.gguf --max-model-len 4096
 
-Private memory is what only this process has and what it wrote (Linux: Private_Dirty); the file's
-own pages, which the system may drop at any time, are not in it. The KV pool counts as far as it was
-written, so it is added to the limit and not to the figure.
+Private memory is what belongs to no file (Linux: Anonymous); the model file's own pages, which the
+system may drop at any time, are not in it. The KV pool counts as far as it was written.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _INTERPRETER = 250_000_000  # Python, NumPy and the compiler's library
 
 
 def private_bytes() -> int:
-    """Bytes that this process wrote and does not share."""
+    """Bytes of this process that no file stands behind."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Private_Dirty:"):
+        if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/smaps_rollup has no Private_Dirty")
+    raise RuntimeError("/proc/self/smaps_rollup has no Anonymous")
 
 
 class Watch:

@@ -18,6 +18,13 @@ def aligned(nbytes: int) -> Bytes:
     return room[start : start + nbytes]
 
 
+def _private(nbytes: int) -> mmap.mmap:
+    """Anonymous memory. What Python maps by default is shared, and gets no large pages."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, nbytes)
+
+
 class Arena:
     """One block of memory, handed out piece by piece: weights are read from end to end.
 
@@ -27,7 +34,7 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         size = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE
-        room = mmap.mmap(-1, size + _LARGE_PAGE)
+        room = _private(size + _LARGE_PAGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             room.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(room, dtype=np.uint8)
