@@ -156,6 +156,11 @@ def _super_block(
         block = b.add(quants, _times(b, loop.index, form.quant_bytes))
         scales = b.add(unit, _times(b, loop.index, 2 * LANES))
         one, two = load(b, scales, _SMALL, numbers), load(b, scales, _SMALL, numbers + LANES)
+        if len(acc) == 1:
+            # Quants and scales are two streams that take turns, which no processor follows well.
+            for line in range(0, form.quant_bytes, 64):
+                prefetch(b, b.add(block, _integer(form.unit_bytes + line)))
+            prefetch(b, b.add(scales, _integer(form.unit_bytes + numbers)))
         dots = _block_dots(b, form, part, block, at)
         if dmin is None:  # signed scales of both halves; the sum of products fits 32 bits
             one, two = b.sext(one, INTS), b.sext(two, INTS)
