@@ -21,7 +21,7 @@ def aligned(nbytes: int) -> Bytes:
 def _private(nbytes: int) -> mmap.mmap:
     """Anonymous memory. What Python maps by default is shared, and gets no large pages."""
     if hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, nbytes)
 
 
