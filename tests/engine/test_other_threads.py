@@ -11,7 +11,7 @@ from seethrough import LLM
 
 
 def test_another_thread_runs_during_a_prefill(default_model: str) -> None:
-    llm = LLM(default_model, backend="cpu", max_model_len=2048)
+    llm = LLM(default_model, backend="cpu", max_model_len=2048, max_num_batched_tokens=2048)
     ids = np.random.default_rng(0).integers(100, 40_000, 2000).tolist()
     ticks: list[float] = []
     stop = threading.Event()
