@@ -193,6 +193,7 @@ class LLM:
         heads: Iterable[int] | None = None,
         tokens: Iterable[int] | None = None,
         byte_budget: int = DEFAULT_BYTE_BUDGET,
+        forced: Mapping[int, int] | None = None,
         **sampling: Any,
     ) -> Trace:
         """Complete one prompt, or answer one conversation, and keep the values of its stages.
@@ -201,6 +202,7 @@ class LLM:
             prompt: a prompt, or a list of messages, which goes through the model's template.
             stages, layers, heads, tokens: keep only these; `tokens` are positions of the sequence.
             byte_budget: what does not fit is left out and listed in `Trace.omitted`.
+            forced: ids by output index (0 is the first) that are taken whatever would be chosen.
 
         Raises:
             TraceError: no such stage, layer or head; or another request is still running.
@@ -220,6 +222,7 @@ class LLM:
         try:
             if len(job.requests) > 1:
                 raise ParameterError("n", len(job.requests), "a trace follows one sample")
+            job.requests[0].forced = self._checked_forced(forced or {})
             while job.running:
                 self._step(tracer)
         finally:
@@ -304,6 +307,15 @@ class LLM:
             self._close(job)
             raise
         return job
+
+    def _checked_forced(self, forced: Mapping[int, int]) -> dict[int, int]:
+        for index, token_id in forced.items():
+            if index < 0:
+                raise ParameterError("forced", index, "output tokens count from 0")
+            if not 0 <= token_id < self.spec.vocab_size:
+                why = f"this model's token ids are 0 to {self.spec.vocab_size - 1}"
+                raise ParameterError("forced", token_id, why)
+        return dict(forced)
 
     def _max_tokens(self, prompt_tokens: int, params: EffectiveParams) -> int:
         """The output limit; unset fills the context."""

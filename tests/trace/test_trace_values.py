@@ -309,3 +309,48 @@ def test_without_a_tracer_nothing_of_tracing_is_touched(
     assert llm.generate(TEXT, **DRAWN)[0].outputs == wanted
     assert "".join(piece.text for piece in llm.stream(TEXT, **DRAWN)) == wanted[0].text
     assert records == [None] * 8
+
+
+# ------------------------------------------------------------------------------ forced tokens
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, {"temperature": 0, "max_tokens": 4}])
+def test_a_forced_token_is_taken_and_the_run_goes_on_from_it(
+    llm: LLM, sampling: dict[str, Any]
+) -> None:
+    """What follows is what the model says after the prompt with that token in it."""
+    greedy = {"temperature": 0, "max_tokens": 4}
+    plain = llm.trace(TEXT, logprobs=2, **sampling)
+    taken = plain.output.outputs[0].token_ids
+    other = next(i for i in range(5, 99) if i not in taken)
+    trace = llm.trace(TEXT, logprobs=2, forced={1: other}, **sampling)
+    ids = trace.output.outputs[0].token_ids
+    assert ids[:2] == [taken[0], other]
+    assert trace.steps[1].record is not None
+    assert trace.steps[1].record.token_id == other
+    assert trace.output.outputs[0].logprobs is not None
+    assert other in trace.output.outputs[0].logprobs[1]
+    forced_greedy = llm.trace(TEXT, forced={1: other}, **greedy).output.outputs[0].token_ids
+    prefix = [*plain.prompt_token_ids, *forced_greedy[:2]]
+    follow = llm.generate(prompt(*prefix), temperature=0, max_tokens=2)[0].outputs[0].token_ids
+    assert forced_greedy[2:] == follow
+
+
+def test_forcing_what_would_be_chosen_changes_nothing(llm: LLM) -> None:
+    plain = traced(llm, logprobs=3).output.outputs[0]
+    all_of_it = dict(enumerate(plain.token_ids))
+    assert traced(llm, logprobs=3, forced=all_of_it).output.outputs == [plain]
+
+
+def test_a_forced_token_may_be_a_banned_one_and_may_end_the_text(llm: LLM) -> None:
+    banned = traced(llm, allowed_token_ids=[5], forced={0: 7}).output.outputs[0]
+    assert banned.token_ids == [7, 5, 5, 5]
+    end = llm.tokenizer.eos_token_id
+    ended = traced(llm, forced={1: end}).output.outputs[0]
+    assert (len(ended.token_ids), ended.finish_reason) == (2, "stop")
+
+
+@pytest.mark.parametrize("forced", [{-1: 5}, {0: -1}, {0: 10**6}])
+def test_what_cannot_be_forced_is_refused(llm: LLM, forced: dict[int, int]) -> None:
+    with pytest.raises(ParameterError, match="forced"):
+        traced(llm, forced=forced)

@@ -175,13 +175,15 @@ class Engine:
         if request.max_tokens == 0:
             return request.finish("length")
         record = None if tracer is None else tracer.new_record()
+        index = len(request.output_ids)
         sampled = sample(
             logits,
             request.params,
             request.history,
             request.bans,
-            output_index=len(request.output_ids),
+            output_index=index,
             sample_index=request.sample_index,
+            forced=request.forced.get(index),
             record=record,
             ops=self._sampling,
         )

@@ -6,6 +6,7 @@ computed (`num_computed`), and the next step computes what is missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,7 +36,10 @@ class Times:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sample of one prompt; a prompt with n > 1 is n of these."""
+    """One sample of one prompt; a prompt with n > 1 is n of these.
+
+    `forced` has ids by output index that are taken whatever the sampler would choose.
+    """
 
     request_id: str
     prompt_ids: list[int]
@@ -47,6 +51,7 @@ class Request:
     text: TextOutput
     times: Times
     sample_index: int = 0
+    forced: Mapping[int, int] = field(default_factory=dict)
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     logprobs: list[LogprobDict] = field(default_factory=list)

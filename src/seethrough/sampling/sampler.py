@@ -50,6 +50,7 @@ def sample(
     *,
     output_index: int,
     sample_index: int = 0,
+    forced: int | None = None,
     record: SamplingRecord | None = None,
     ops: SamplingOps[Any] = NUMPY,
 ) -> Sampled:
@@ -60,6 +61,7 @@ def sample(
         bans: from `prepare_bans`, once per request.
         output_index: which output token this is, from 0.
         sample_index: which of the request's `n` samples this is, from 0.
+        forced: take this id instead of the one that would be chosen; it may be a banned one.
         record: filled with what every step did; the result is the same with and without.
         ops: the backend; the result is the same with each.
 
@@ -82,7 +84,10 @@ def sample(
             record.add_step(step.name, step.stage, step.params, before, after)
             before = after
     u = None if params.greedy else ops.uniform(params.seed, output_index, sample_index)
-    token_id = ops.greedy(x) if u is None else ops.choose(x, u)
+    if forced is not None:
+        token_id = forced
+    else:
+        token_id = ops.greedy(x) if u is None else ops.choose(x, u)
     if record is not None:
         record.finish(ops.row(x), u, token_id)
     return Sampled(token_id, u, _scores(logits, x, params, token_id, ops))
