@@ -25,6 +25,7 @@ class Seethrough:
             max_model_len=setup.context,
             block_size=_BLOCK,
             num_kv_blocks=-(-tokens // _BLOCK),
+            enable_prefix_caching=False,  # as the other engines
         )
         report = self.llm.report
         self.about = {

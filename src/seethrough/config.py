@@ -33,6 +33,9 @@ class EngineConfig:
             most eight full contexts.
         max_num_batched_tokens: rows of one step; longer prompts are computed in chunks.
         max_num_seqs: requests that run at the same time.
+        long_prefill_token_threshold: while others decode, one prompt gets at most so many rows of
+            a step, so that they need not wait for long.
+        enable_prefix_caching: whether equal beginnings of prompts are computed once.
     """
 
     threads: int | None = None
@@ -44,8 +47,13 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
+    long_prefill_token_threshold: int = 128
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.enable_prefix_caching, bool):
+            value = self.enable_prefix_caching
+            raise ParameterError("enable_prefix_caching", value, "true or false is expected")
         for name, most in _LIMITS.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -76,4 +84,5 @@ _LIMITS = {
     "num_kv_blocks": 1 << 24,
     "max_num_batched_tokens": 1 << 20,
     "max_num_seqs": 4096,
+    "long_prefill_token_threshold": 1 << 20,
 }

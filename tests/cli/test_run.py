@@ -30,7 +30,10 @@ KEYS = {
     "params",
     "metrics",
 }
-METRICS = {"load_ms", "ttft_ms", "tpot_ms", "prompt_tokens", "completion_tokens"}
+METRICS = {
+    *("load_ms", "ttft_ms", "tpot_ms", "queue_ms", "prefill_ms", "decode_ms"),
+    *("prompt_tokens", "completion_tokens", "num_cached_tokens", "preemptions"),
+}
 
 
 def test_streams_the_text_that_json_reports(seethrough: Seethrough, chat_model: Path) -> None:

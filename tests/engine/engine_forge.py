@@ -48,7 +48,7 @@ class Models:
         """Nothing runs, and every block is free, once."""
         for llm in self._open.values():
             engine = llm._engine
-            llm._end_abandoned()
+            llm._jobs.end_abandoned()
             engine.check()
             assert not engine.busy, "a request was left running"
             assert engine.pool.free_blocks == engine.pool.num_blocks

@@ -133,7 +133,7 @@ def test_a_stream_waiting_for_blocks_can_be_closed(models: Models, llama_dir: Pa
     running = small.stream(prompt(*range(40)), max_tokens=20)
     waiting = small.stream(prompt(*range(40)), max_tokens=20)
     next(running)
-    assert len(small._engine._waiting) == 1
+    assert len(small._engine.scheduler.waiting) == 1
     waiting.close()
     assert waiting.output().outputs[0].token_ids == []
     list(running)

@@ -255,6 +255,8 @@ def test_every_engine_setting_reaches_the_engine(models: Models, llama_dir: Path
         "num_kv_blocks": 9,
         "max_num_batched_tokens": 5,
         "max_num_seqs": 2,
+        "long_prefill_token_threshold": 3,
+        "enable_prefix_caching": False,
     }
     assert {*settings, "threads"} == set(EngineConfig.__dataclass_fields__)
     llm = models(llama_dir, **settings)
@@ -270,6 +272,8 @@ def test_every_engine_setting_reaches_the_engine(models: Models, llama_dir: Path
         build()
     assert max(rows for rows, _ in sizes) == 5
     assert max(requests for _, requests in sizes) == 2
+    assert engine.metrics.cached_tokens == 0
+    assert len(engine.pool.prefix) == 0
 
 
 def _watch_batches(llm: LLM, sizes: list[tuple[int, int]]) -> Callable[[], None]:

@@ -12,6 +12,7 @@ import pytest
 from engine_forge import Models, oracle_logprobs, prompt, streamed
 
 from seethrough import LLM, SamplingParams
+from seethrough.engine.intake import Intake
 from seethrough.engine.outputs import CompletionOutput
 
 PROMPTS = [
@@ -116,7 +117,7 @@ def test_many_prompts_run_in_waves(
     def watched(*given: Any) -> Any:
         for delta in step(*given):
             small._engine.check()
-            most.append(len(small._engine._running))
+            most.append(len(small._engine.scheduler.running))
             yield delta
 
     monkeypatch.setattr(small._engine, "step", watched)
@@ -143,14 +144,12 @@ def test_a_sample_alone_with_its_index_is_the_same(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = llm.generate(PROMPTS[0], n=3, **DRAWN)[0].outputs
-    admit = LLM._admit
+    make = Intake.job
 
-    def only_third(self: LLM, *given: Any) -> Any:
-        job = admit(self, *given)
-        job.requests[0].sample_index = 2
-        return job
+    def only_third(self: Intake, *given: Any, **more: Any) -> Any:
+        return make(self, *given, **(more | {"samples": [2]}))
 
-    monkeypatch.setattr(LLM, "_admit", only_third)
+    monkeypatch.setattr(Intake, "job", only_third)
     third = llm.generate(PROMPTS[0], **DRAWN)[0].outputs[0]
     equal(third, together[2])
 

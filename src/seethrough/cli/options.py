@@ -81,6 +81,22 @@ ENGINE: tuple[Flag, ...] = (
         "N",
     ),
     Flag("max-num-seqs", Text("requests that run at once", "同时运行的请求数"), integer, "N"),
+    Flag(
+        "long-prefill-token-threshold",
+        Text(
+            "while others decode, most rows of a step for one prompt",
+            "有请求在生成时，单个提示词每步最多预填充的 token 数",
+        ),
+        integer,
+        "N",
+    ),
+    Flag(
+        "enable-prefix-caching",
+        Text(
+            "compute equal beginnings of prompts once (default: yes)",
+            "复用相同前缀的 KV（默认开启）",
+        ),
+    ),
 )
 
 SAMPLING: tuple[Flag, ...] = (

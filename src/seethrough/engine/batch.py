@@ -24,18 +24,19 @@ class Scheduled(NamedTuple):
         return self.stop == self.request.num_tokens
 
     @property
-    def logit_positions(self) -> range:
-        """Positions whose logits are wanted: the last, or all where the prompt is scored."""
-        if self.scores_prompt:
-            return range(self.start, self.stop)
-        return range(self.stop - 1, self.stop) if self.samples else range(0)
+    def scored(self) -> range:
+        """Positions whose rows give log-probabilities to the prompt token behind them."""
+        unscored = self.request.unscored
+        if unscored is None:
+            return range(0)
+        return range(max(self.start, unscored), min(self.stop, len(self.request.prompt_ids) - 1))
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether prompt tokens get log-probabilities in this step."""
-        request = self.request
-        wanted = request.params.prompt_logprobs is not None and request.sample_index == 0
-        return wanted and self.start < len(request.prompt_ids)
+    def logit_positions(self) -> Sequence[int]:
+        """Positions whose logits are wanted: those that score, and the last if it is sampled."""
+        last = (self.stop - 1,) if self.samples else ()
+        scored = self.scored
+        return (*scored, *last) if scored else last
 
 
 def build_batch(scheduled: Sequence[Scheduled]) -> ForwardBatch:
@@ -52,7 +53,7 @@ def build_batch(scheduled: Sequence[Scheduled]) -> ForwardBatch:
             slots[row] = request.table.slot(start)
         else:
             rows = slice(row, row + stop - start)
-            token_ids[rows], positions[rows] = request.tokens(start, stop), np.arange(start, stop)
+            token_ids[rows], positions[rows] = request.rows(start, stop), np.arange(start, stop)
             slots[rows] = request.table.slots(start, stop)
         logit_rows += [row + position - start for position in item.logit_positions]
     return ForwardBatch(

@@ -1,4 +1,4 @@
-"""The autoregressive loop (S13): admit, batch, run, sample, append, until every request is done.
+"""The autoregressive loop (S13): schedule, batch, run, sample, append, until all are done.
 
     step = schedule -> build_batch -> run (S4 to S9) -> sample (S10 to S12) -> append (S13)
 
@@ -7,8 +7,8 @@ Knows ids, blocks and parameters; text enters and leaves through the front door 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from seethrough.config import EngineConfig
 from seethrough.engine.batch import Scheduled, build_batch
+from seethrough.engine.metrics import EngineMetrics, EngineState
 from seethrough.engine.outputs import Delta, with_text
-from seethrough.engine.request import Request
+from seethrough.engine.request import FinishReason, Request
+from seethrough.engine.scheduler import Scheduler
 from seethrough.errors import SeethroughError
 from seethrough.kernels.batch import ForwardBatch
 from seethrough.kv.check import check_integrity
@@ -66,42 +68,46 @@ class Engine:
         self.pool = pool
         self.tokenizer = tokenizer
         self._sampling = sampling
-        self._budget = config.max_num_batched_tokens
-        # Every running request gets at least one row in every step.
-        self._most_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self.metrics = EngineMetrics()
+        self.scheduler = Scheduler(pool, config, self.metrics)
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._waiting or self._running)
+        return any(True for _ in self.scheduler.requests)
 
     @property
-    def requests(self) -> Iterator[Request]:
-        """All requests that are not finished."""
-        yield from self._running
-        yield from self._waiting
+    def state(self) -> EngineState:
+        """How it stands, with a copy of what it has counted."""
+        pool, scheduler = self.pool, self.scheduler
+        return EngineState(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=pool.num_blocks,
+            blocks_held=pool.num_blocks - pool.free_blocks,
+            blocks_idle=pool.prefix.idle_count,
+            counted=replace(self.metrics, finished=dict(self.metrics.finished)),
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request; CapacityError at once if the whole pool could not hold it."""
-        self.pool.require(request.positions_needed)
-        self._waiting.append(request)
+        self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
         """End a request now, wherever it is; it keeps the text that it has."""
         if request.finish_reason is None:
-            request.finish("abort")
-            self._drop_finished()
+            self._finish(request, "abort")
+            self.scheduler.drop_finished()
 
     def step(self, tracer: StepTracer | None = None) -> Iterator[Delta]:
         """One step of the loop; gives what it added to each request as soon as it is added.
 
         So an interrupt in the middle loses nothing: who was not reached is computed again.
         """
-        scheduled = self._schedule()
+        scheduled = self.scheduler.schedule()
         if not scheduled:
             return
+        self._count(scheduled)
         batch = build_batch(scheduled)
         if tracer is not None:
             tracer.begin_step(batch, self.pool)
@@ -109,71 +115,57 @@ class Engine:
         row = 0
         try:
             for item in scheduled:
+                self.scheduler.computed(item)
                 count = len(item.logit_positions)
                 yield self._advance(item, logits[row : row + count], tracer)
                 row += count
         finally:
-            self._drop_finished()
+            self.scheduler.drop_finished()
 
     def check(self) -> None:
         """Check the books of the KV pool."""
-        check_integrity(self.pool, (request.table for request in self.requests))
+        check_integrity(self.pool, (request.table for request in self.scheduler.requests))
 
-    def _schedule(self) -> list[Scheduled]:
-        """Decodes first, then as much prefill as the token budget holds, in order of arrival."""
-        self._admit()
-        budget = self._budget
-        scheduled = []
+    def _count(self, scheduled: list[Scheduled]) -> None:
+        """Note a step before it runs."""
         now = perf_counter()
-        for request in sorted(self._running, key=lambda r: r.remaining > 1):
-            take = min(request.remaining, budget)
-            if take == 0:
-                continue
-            budget -= take
+        rows = 0
+        for request, start, stop in scheduled:
+            rows += stop - start
             request.times.first_scheduled = request.times.first_scheduled or now
-            start = request.num_computed
-            scheduled.append(Scheduled(request, start, start + take))
-        return scheduled
-
-    def _admit(self) -> None:
-        """Start waiting requests in order while all blocks that they can ever need are free."""
-        while self._waiting and len(self._running) < self._most_running:
-            request = self._waiting[0]
-            if self.pool.blocks_for(request.positions_needed) > self.pool.free_blocks:
-                return
-            request.table.reserve(request.positions_needed)
-            self._running.append(self._waiting.popleft())
+        self.metrics.steps += 1
+        self.metrics.step_tokens = rows
+        self.metrics.computed_tokens += rows
 
     def _advance(self, item: Scheduled, logits: F32, tracer: StepTracer | None) -> Delta:
         """Note what was computed and, at the end of the known tokens, choose the next one."""
         request = item.request
         before = len(request.output_ids)
         try:
-            if item.scores_prompt:
+            if request.unscored is not None:
                 self._score_prompt(item, logits)
             text = self._choose(request, logits[-1], tracer) if item.samples else ""
         except SeethroughError as error:  # this request ends; its neighbours do not notice
             request.error = error
-            text = request.finish("error")
+            text = self._finish(request, "error")
         # Last: if an interrupt cuts this short, the rows are computed again, and nothing hangs.
         request.num_computed = item.stop
         return self._delta(request, text, before)
 
     def _score_prompt(self, item: Scheduled, logits: F32) -> None:
         """Log-probabilities of the prompt tokens that these rows predict."""
-        request, k = item.request, item.request.params.prompt_logprobs
-        if k is None:
-            return
-        if item.start == 0:
+        request, scored = item.request, item.scored
+        if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)  # nothing predicts the first token
-        targets = request.prompt_ids[item.start + 1 : item.stop + 1]
+        targets = request.prompt_ids[scored.start + 1 : scored.stop + 1]
+        k = request.params.prompt_logprobs or 0
         entries = prompt_logprobs(logits[: len(targets)], targets, k, self._sampling)
         request.prompt_logprobs += [with_text(entry, self.tokenizer) for entry in entries]
 
     def _choose(self, request: Request, logits: F32, tracer: StepTracer | None) -> str:
         """S10 to S13 for one request; returns its new text."""
         if request.max_tokens == 0:
-            return request.finish("length")
+            return self._finish(request, "length")
         record = None if tracer is None else tracer.new_record()
         index = len(request.output_ids)
         sampled = sample(
@@ -204,17 +196,24 @@ class Engine:
         if ends or token_id in params.stop_token_ids:
             if params.include_stop_str_in_output:
                 text, _ = request.text.push(token_id, armed=False)
-            text += request.finish("stop", token_id)
+            text += self._finish(request, "stop", token_id)
         else:
             armed = len(request.output_ids) >= params.min_tokens
             text, stop = request.text.push(token_id, armed=armed)
             if stop is not None:
-                text += request.finish("stop", stop)
+                text += self._finish(request, "stop", stop)
             elif len(request.output_ids) >= request.max_tokens:
-                text += request.finish("length")
-        request.times.last_token = perf_counter()
-        request.times.first_token = request.times.first_token or request.times.last_token
+                text += self._finish(request, "length")
+        request.times.tokens.append(perf_counter())
+        self.metrics.output_tokens += 1
         return text
+
+    def _finish(
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> str:
+        """End a request; returns the text that was still held."""
+        self.metrics.finished[reason] += 1
+        return request.finish(reason, stop_reason)
 
     def _delta(self, request: Request, text: str, before: int) -> Delta:
         scored = request.params.logprobs is not None
@@ -227,7 +226,3 @@ class Engine:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
         )
-
-    def _drop_finished(self) -> None:
-        self._running = [r for r in self._running if r.finish_reason is None]
-        self._waiting = deque(r for r in self._waiting if r.finish_reason is None)

@@ -83,6 +83,7 @@ class Loaded:
     tokenizer: Tokenizer
     end_ids: frozenset[int]
     generation_config: Mapping[str, Any]
+    config: EngineConfig
     report: LoadReport
 
 
@@ -155,6 +156,7 @@ def load(
         tokenizer=tokenizer,
         end_ids=end_token_ids(checkpoint, tokenizer),
         generation_config=checkpoint.generation_config,
+        config=config,
         report=report,
     )
 

@@ -41,6 +41,10 @@ class Generator(Protocol):
         """Complete prompts as one batch."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: every prompt is computed whole."""
+        ...
+
     def stage_times(self) -> AbstractContextManager[dict[str, float]]:
         """While it is open, seconds by stage are collected in the dict that it gives."""
         ...
@@ -191,10 +195,12 @@ def _stages(llm: Generator, prompt: int, count: int) -> dict[str, float]:
     """Percent of the time by stage: of decoding `count` tokens, or of the prefill where it is 0."""
     ask = {"max_tokens": 1, "temperature": 0, "ignore_eos": True}
     with llm.stage_times() as times:
+        llm.forget_prefixes()
         (first,) = llm.generate(_prompt(prompt, 99), **ask)
         spent, whole = dict(times), (first.metrics.ttft_ms or 0.0) / 1e3
         if count:
             times.clear()
+            llm.forget_prefixes()
             (output,) = llm.generate(_prompt(prompt, 99), **(ask | {"max_tokens": count + 1}))
             spent = {stage: seconds - spent.get(stage, 0.0) for stage, seconds in times.items()}
             whole = (output.metrics.tpot_ms or 0.0) * count / 1e3
@@ -219,12 +225,14 @@ def to_json(report: LoadReport, found: Limits, figures: Figures, **asked: int) -
 
 def _prefill(llm: Generator, length: int, seed: int) -> float:
     """Seconds from the prompt's arrival to its first token."""
+    llm.forget_prefixes()
     (output,) = llm.generate(_prompt(length, seed), max_tokens=1, temperature=0, ignore_eos=True)
     return (output.metrics.ttft_ms or 0.0) / 1e3
 
 
 def _decode(llm: Generator, depth: int, count: int, seed: int) -> float:
     """Tokens a second after the first, which belongs to the prompt."""
+    llm.forget_prefixes()
     (output,) = llm.generate(
         _prompt(depth, seed), max_tokens=count + 1, temperature=0, ignore_eos=True
     )
@@ -234,13 +242,14 @@ def _decode(llm: Generator, depth: int, count: int, seed: int) -> float:
 def _batch(llm: Generator, requests: int, seed: int) -> float:
     """Output tokens a second of many requests at once, their prompts included in the time."""
     prompts = [_prompt(_BATCH_PROMPT, seed * requests + i) for i in range(requests)]
+    llm.forget_prefixes()
     started = perf_counter()
     outputs = llm.generate(prompts, max_tokens=_BATCH_OUTPUT, temperature=0, ignore_eos=True)
     return sum(o.metrics.completion_tokens for o in outputs) / (perf_counter() - started)
 
 
 def _prompt(length: int, seed: int) -> dict[str, list[int]]:
-    """Random ids: speed does not depend on them, and no cache knows them."""
+    """Random ids: speed does not depend on them."""
     ids = np.random.default_rng(seed).integers(0, 256, length)
     return {"prompt_token_ids": [int(i) for i in ids]}
 

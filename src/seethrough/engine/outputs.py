@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from seethrough.engine.request import FinishReason, LogprobDict, Request
@@ -19,12 +20,22 @@ class RequestMetrics:
     Attributes:
         ttft_ms: from the text's arrival (before S1) to the first token's text.
         tpot_ms: (last − first token) / (tokens − 1).
+        queue_ms: from the arrival to the first step that computed any of it.
+        prefill_ms: from there to the first token.
+        decode_ms: from the first token to the last.
+        inter_token_ms: each time from one token to the next, sample after sample.
+        preemptions: how often it had to give back its blocks and was computed again.
     """
 
     ttft_ms: float | None
     tpot_ms: float | None
     prompt_tokens: int
     completion_tokens: int
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    inter_token_ms: tuple[float, ...] = ()
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """One prompt with its samples. `params` are the effective parameters, with their origin."""
+    """One prompt with its samples.
+
+    `params` are the effective parameters, with their origin; `num_cached_tokens` is how many of the
+    prompt's tokens the first sample found computed.
+    """
 
     request_id: str
     prompt: str | None
@@ -124,20 +139,32 @@ def request_output(
         finished=all(sample.finish_reason is not None for sample in samples),
         metrics=_metrics(samples),
         params=first.params,
+        num_cached_tokens=first.num_cached_tokens,
     )
 
 
 def _metrics(samples: Sequence[Request]) -> RequestMetrics:
-    counts = [len(s.output_ids) for s in samples]
-    started = [s.times.first_token - s.times.arrival for s in samples if s.output_ids]
-    gaps = sum(n - 1 for n in counts if n > 1)
-    spent = sum(s.times.last_token - s.times.first_token for s in samples)
+    arrival = samples[0].times.arrival
+    started = min((s.times.first_scheduled for s in samples if s.times.first_scheduled), default=0)
+    series = [s.times.tokens for s in samples if s.times.tokens]
+    gaps = tuple((b - a) * 1e3 for times in series for a, b in pairwise(times))
+    first = min((times[0] for times in series), default=None)
+    last = max((times[-1] for times in series), default=None)
     return RequestMetrics(
-        ttft_ms=min(started) * 1e3 if started else None,
-        tpot_ms=spent / gaps * 1e3 if gaps else None,
+        ttft_ms=_ms(arrival, first),
+        tpot_ms=sum(gaps) / len(gaps) if gaps else None,
         prompt_tokens=len(samples[0].prompt_ids),
-        completion_tokens=sum(counts),
+        completion_tokens=sum(len(s.output_ids) for s in samples),
+        queue_ms=_ms(arrival, started or None),
+        prefill_ms=_ms(started, first),
+        decode_ms=_ms(first, last),
+        inter_token_ms=gaps,
+        preemptions=sum(s.num_preemptions for s in samples),
     )
+
+
+def _ms(start: float | None, stop: float | None) -> float | None:
+    return None if start is None or stop is None else (stop - start) * 1e3
 
 
 def to_json(output: RequestOutput, load_ms: float) -> dict[str, Any]:
@@ -160,6 +187,11 @@ def to_json(output: RequestOutput, load_ms: float) -> dict[str, Any]:
             "tpot_ms": metrics.tpot_ms,
             "prompt_tokens": metrics.prompt_tokens,
             "completion_tokens": metrics.completion_tokens,
+            "num_cached_tokens": output.num_cached_tokens,
+            "queue_ms": metrics.queue_ms,
+            "prefill_ms": metrics.prefill_ms,
+            "decode_ms": metrics.decode_ms,
+            "preemptions": metrics.preemptions,
         },
     }
 

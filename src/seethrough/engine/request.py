@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from seethrough.engine.text_output import TextOutput
 from seethrough.errors import SeethroughError
 from seethrough.kv.pool import BlockTable
+from seethrough.kv.prefix import KeyChain
 from seethrough.sampling.bans import Bans, History
 from seethrough.sampling.logprobs import Logprob
 from seethrough.sampling.params import EffectiveParams
@@ -26,19 +27,28 @@ LogprobDict = dict[int, Logprob]
 
 @dataclass(slots=True)
 class Times:
-    """When things happened to a request, on the monotonic clock, in seconds; 0.0 is not yet."""
+    """When things happened to a request, on the monotonic clock, in seconds; 0.0 is not yet.
+
+    `tokens` has the time of every output token.
+    """
 
     arrival: float
     first_scheduled: float = 0.0
-    first_token: float = 0.0
-    last_token: float = 0.0
+    tokens: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """One sample of one prompt; a prompt with n > 1 is n of these.
 
-    `forced` has ids by output index that are taken whatever the sampler would choose.
+    Attributes:
+        chain: keys of its full blocks; None where no beginning may be shared.
+        forced: ids by output index that are taken whatever the sampler would choose.
+        order: its place among all that arrived; who came first goes first.
+        overtaken: how often others that came later were started before it.
+        num_cached_tokens: prompt tokens that were found in the prefix cache when it first started.
+        num_preemptions: how often it had to give back its blocks.
+        most_computed: the most tokens that were ever computed; below it is done again.
     """
 
     request_id: str
@@ -51,6 +61,7 @@ class Request:
     text: TextOutput
     times: Times
     sample_index: int = 0
+    chain: KeyChain | None = None
     forced: Mapping[int, int] = field(default_factory=dict)
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -59,6 +70,11 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: SeethroughError | None = None
+    order: int = 0
+    overtaken: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    most_computed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +92,14 @@ class Request:
         return max(len(self.prompt_ids) + self.max_tokens - 1, len(self.prompt_ids))
 
     @property
+    def unscored(self) -> int | None:
+        """The first position whose row still has to score a prompt token; None where none has."""
+        wanted = self.params.prompt_logprobs is not None and self.sample_index == 0
+        if not wanted or len(self.prompt_logprobs) == len(self.prompt_ids):
+            return None
+        return max(0, len(self.prompt_logprobs) - 1)
+
+    @property
     def history(self) -> History:
         """The ids that penalties and bad words look at."""
         return History(self.prompt_ids, self.output_ids)
@@ -85,11 +109,14 @@ class Request:
         n = len(self.prompt_ids)
         return self.prompt_ids[position] if position < n else self.output_ids[position - n]
 
-    def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
+    def tokens(self, start: int, stop: int) -> list[int]:
         """Ids of positions start .. stop − 1."""
         n = len(self.prompt_ids)
-        ids = self.prompt_ids[start:stop] + self.output_ids[max(0, start - n) : max(0, stop - n)]
-        return np.asarray(ids, dtype=np.int64)
+        return self.prompt_ids[start:stop] + self.output_ids[max(0, start - n) : max(0, stop - n)]
+
+    def rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """`tokens` as an array."""
+        return np.asarray(self.tokens(start, stop), dtype=np.int64)
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> str:
         """End the request and give back its blocks; returns the text that was still held."""

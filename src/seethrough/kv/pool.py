@@ -1,5 +1,9 @@
 """The KV cache: a fixed pool of blocks, sized once; who holds which block; nothing of any model.
 
+A block is held by any number of requests (a shared beginning), or idle (nobody holds it, but what
+it holds may be asked for again), or free. Who asks for blocks gets the free ones first, then the
+idle ones that were unused the longest.
+
 block table of a request          pool (per layer, K and V alike)
 positions  0..15 -> block 7       ┌────┬────┬────┬─   ─┬────┐
 positions 16..31 -> block 2       │ 0  │ 1  │ 2  │ ... │ n-1│   each: [block_size, Hkv, dh]
@@ -17,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seethrough.errors import CapacityError, KVIntegrityError
+from seethrough.kv.prefix import PrefixCache
 
 I64 = NDArray[np.int64]
 
@@ -52,7 +57,8 @@ class KVPool:
         self.k: NDArray[Any] = k.transpose(0, 1, 4, 2, 3)
         self.v: NDArray[Any] = v.transpose(0, 1, 3, 2, 4)
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
-        self._held: set[int] = set()
+        self._holders: list[int] = [0] * num_blocks
+        self.prefix = PrefixCache()
 
     @property
     def nbytes(self) -> int:
@@ -61,18 +67,18 @@ class KVPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._free)
-
-    @property
-    def held(self) -> frozenset[int]:
-        """Blocks that somebody holds."""
-        return frozenset(self._held)
+        """Blocks that nobody holds; the idle ones among them."""
+        return len(self._free) + self.prefix.idle_count
 
     @property
     def free_list(self) -> tuple[int, ...]:
         """The free blocks, for the check of the books."""
         return tuple(self._free)
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """How many hold each block that anybody holds, for the check of the books."""
+        return {block: count for block, count in enumerate(self._holders) if count}
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` positions take."""
@@ -85,20 +91,35 @@ class KVPool:
             raise CapacityError(needed, self.num_blocks, self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks. The caller has asked `free_blocks` first."""
-        if count > len(self._free):
-            raise CapacityError(count, len(self._free), self.block_size)
-        taken = [self._free.pop() for _ in range(count)]
-        self._held.update(taken)
+        """Take `count` blocks that nobody holds. The caller has asked `free_blocks` first."""
+        if count > self.free_blocks:
+            raise CapacityError(count, self.free_blocks, self.block_size)
+        taken = [self._free.pop() if self._free else self.prefix.evict() for _ in range(count)]
+        for block in taken:
+            self._holders[block] = 1
         return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Hold blocks that `prefix` found, beside whoever holds them already."""
+        for block in blocks:
+            if self._holders[block] == 0:
+                self.prefix.wake(block)
+            self._holders[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give blocks back. Giving back a block that nobody holds is a bug and says so."""
-        for block in reversed(blocks):  # the next to ask gets them in order: one run of memory
-            if block not in self._held:
+        # From the end: the next to ask gets them in order (one run of memory), and of a text that
+        # is remembered the end goes first, without which the beginning is still of use.
+        for block in reversed(blocks):
+            if not 0 <= block < self.num_blocks or self._holders[block] == 0:
                 raise KVIntegrityError(f"block {block} is given back, but nobody holds it")
-            self._held.remove(block)
-            self._free.append(block)
+            self._holders[block] -= 1
+            if self._holders[block] == 0 and not self.prefix.park(block):
+                self._free.append(block)
+
+    def forget(self) -> None:
+        """Remember no text any more; blocks that are held stay where they are."""
+        self._free += self.prefix.clear()
 
 
 def _pages(size: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -123,6 +144,11 @@ class BlockTable:
         if len(self._array) != len(self.blocks):
             self._array = np.array(self.blocks, dtype=np.int64)
         return self._array
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Begin with blocks that others have filled."""
+        self.pool.share(blocks)
+        self.blocks += blocks
 
     def reserve(self, tokens: int) -> None:
         """Hold enough blocks for `tokens` positions in all."""

@@ -1,0 +1,82 @@
+"""Jobs: a prompt with its samples, and who gets what a step gave. One thread at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from seethrough.engine.engine import Engine, StepTracer
+from seethrough.engine.outputs import Delta, RequestOutput, request_output
+from seethrough.engine.request import Request
+
+
+class Job:
+    """One prompt, its samples, and the pieces that nobody has taken yet."""
+
+    def __init__(self, request_id: str, prompt: str | None) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.requests: list[Request] = []
+        self.fresh: deque[Delta] = deque()
+
+    @property
+    def running(self) -> bool:
+        """Whether any sample is not finished."""
+        return any(request.finish_reason is None for request in self.requests)
+
+    def output(self) -> RequestOutput:
+        """What is there so far."""
+        return request_output(self.request_id, self.prompt, self.requests)
+
+
+class Jobs:
+    """The jobs of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: dict[str, Job] = {}
+        self._abandoned: deque[Job] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine has anything to do, once the abandoned are gone."""
+        self.end_abandoned()
+        return self._engine.busy
+
+    def submit(self, job: Job) -> None:
+        """Queue all samples, or none.
+
+        Raises:
+            CapacityError: the whole pool could not hold one of them.
+        """
+        self.end_abandoned()
+        self._open[job.request_id] = job
+        try:
+            for request in job.requests:
+                self._engine.add(request)
+        except BaseException:
+            self.close(job)
+            raise
+
+    def step(self, tracer: StepTracer | None = None) -> None:
+        """One engine step; what it gave goes to the jobs that asked for it."""
+        self.end_abandoned()
+        for delta in self._engine.step(tracer):
+            self._open[delta.request_id].fresh.append(delta)
+
+    def close(self, job: Job) -> None:
+        """End what still runs, and forget the job; safe to call twice."""
+        for request in job.requests:
+            self._engine.abort(request)
+        self._open.pop(job.request_id, None)
+
+    def abandon(self, job: Job) -> None:
+        """Note that nobody wants the job any more; may be called in the middle of a step."""
+        self._abandoned.append(job)
+
+    def end_abandoned(self) -> None:
+        """Close the jobs that were abandoned."""
+        while self._abandoned:
+            self.close(self._abandoned.popleft())
