@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BELOW_ENGINE,
     "trace": BELOW_ENGINE | {"engine"},
 }
-TOP = {"__init__", "__main__", "llm", "cli"}
+TOP = {"__init__", "__main__", "llm", "async_llm", "cli"}
 # The pipeline is an oracle: it may share data and tables with the model, never its arithmetic.
 PIPELINE_MAY = {"seethrough.model.spec", "seethrough.model.positions"}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from seethrough.async_llm import AsyncLLM, AsyncStream
     from seethrough.engine.outputs import CompletionOutput, Delta, RequestOutput
     from seethrough.engine.prompts import ChatOptions
     from seethrough.errors import SeethroughError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Imported on first use: `import seethrough` alone costs nothing.
 _HOMES = {
+    "AsyncLLM": "seethrough.async_llm",
+    "AsyncStream": "seethrough.async_llm",
     "LLM": "seethrough.llm",
     "ChatOptions": "seethrough.engine.prompts",
     "Stream": "seethrough.llm",
@@ -29,6 +32,8 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
     "ChatOptions",
     "CompletionOutput",
     "Delta",

@@ -53,6 +53,15 @@ class CapacityError(SeethroughError):
         self.block_size = block_size
 
 
+class EngineStoppedError(SeethroughError):
+    """An engine that others use was closed, or a bug ended it; `__cause__` then has the bug."""
+
+    def __init__(self, cause: BaseException | None = None) -> None:
+        why = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
+        super().__init__(f"the engine does not run any more: {why}")
+        self.__cause__ = cause
+
+
 class InsufficientMemoryError(SeethroughError):
     """The model and the smallest useful KV pool do not fit into the memory that is there."""
 

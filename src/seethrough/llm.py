@@ -53,6 +53,9 @@ class LLM:
             block_size, num_kv_blocks, max_num_batched_tokens, max_num_seqs,
             long_prefill_token_threshold, enable_prefix_caching.
 
+    Attributes:
+        prompts, intake, jobs: its parts, for the fronts that stand on it.
+
     Raises:
         SeethroughError: with what was found, what was expected, and what to do.
     """
@@ -68,9 +71,9 @@ class LLM:
     ) -> None:
         self._loaded = load(str(model), _config(settings), cache_dir, progress)
         self._engine = self._loaded.engine
-        self._prompts = PromptReader(self._loaded.tokenizer, self.spec.vocab_size)
-        self._intake = Intake(self._loaded, defaults)
-        self._jobs = Jobs(self._engine)
+        self.prompts = PromptReader(self._loaded.tokenizer, self.spec.vocab_size)
+        self.intake = Intake(self._loaded, defaults)
+        self.jobs = Jobs(self._engine)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -115,7 +118,7 @@ class LLM:
 
     def effective(self, params: SamplingParams | None = None) -> EffectiveParams:
         """What a request with these parameters would run with, and who set each of them."""
-        return self._intake.effective(params)
+        return self.intake.effective(params)
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: no later prompt finds anything that was computed so far."""
@@ -144,7 +147,7 @@ class LLM:
         """
         many = as_prompts(prompts)
         asked = params_for(len(many), params, sampling)
-        encoders = [partial(self._prompts.encode, prompt) for prompt in many]
+        encoders = [partial(self.prompts.encode, prompt) for prompt in many]
         return self._complete(encoders, asked, cache_salt, progress)
 
     def chat(
@@ -166,7 +169,7 @@ class LLM:
         """
         many = conversations(messages)
         asked = params_for(len(many), params, sampling)
-        encoders = [partial(self._prompts.render, chat, template) for chat in many]
+        encoders = [partial(self.prompts.render, chat, template) for chat in many]
         return self._complete(encoders, asked, cache_salt, progress)
 
     def stream(
@@ -184,7 +187,7 @@ class LLM:
         exception in the loop) ends before the next step or request.
         """
         (param,) = params_for(1, params, sampling)
-        return self._stream(partial(self._prompts.encode, prompt), param, cache_salt)
+        return self._stream(partial(self.prompts.encode, prompt), param, cache_salt)
 
     def stream_chat(
         self,
@@ -197,7 +200,7 @@ class LLM:
     ) -> Stream:
         """`chat` for one conversation, token by token."""
         (param,) = params_for(1, params, sampling)
-        return self._stream(partial(self._prompts.render, messages, template), param, cache_salt)
+        return self._stream(partial(self.prompts.render, messages, template), param, cache_salt)
 
     def trace(
         self,
@@ -227,32 +230,32 @@ class LLM:
         (param,) = params_for(1, params, sampling)
         encode: Encoder
         if isinstance(prompt, (str, Mapping)):
-            encode = partial(self._prompts.encode, prompt)
+            encode = partial(self.prompts.encode, prompt)
         else:
-            encode = partial(self._prompts.render, prompt, None)
+            encode = partial(self.prompts.render, prompt, None)
         arrival = perf_counter()
         text, ids = encode()
         seconds = perf_counter() - arrival
         effective = self.effective(param)
         if effective.n > 1:
             raise ParameterError("n", effective.n, "a trace follows one sample")
-        job = self._intake.job(text, ids, effective, arrival, alone=True, forced=forced)
+        job = self.intake.job(text, ids, effective, arrival, alone=True, forced=forced)
         return self._traced(job, chosen, seconds)
 
     def _traced(self, job: Job, chosen: TraceFilter, seconds: float) -> Trace:
         """Run one sample alone with a tracer; `seconds` is what making its ids took."""
-        if self._jobs.busy:
+        if self.jobs.busy:
             raise TraceError("a stream of this LLM is still open: finish or close it first")
         tracer = Tracer(self.spec, chosen)
         (request,) = job.requests
         pieces = self.tokenizer.pieces(request.prompt_ids)
         tracer.prompt(job.prompt, request.prompt_ids, pieces, seconds)
-        self._jobs.submit(job)
+        self.jobs.submit(job)
         try:
             while job.running:
-                self._jobs.step(tracer)
+                self.jobs.step(tracer)
         finally:
-            self._jobs.close(job)
+            self.jobs.close(job)
         return tracer.finish(job.output(), self.tokenizer, self.report.name)
 
     # ------------------------------------------------------------------ running
@@ -269,8 +272,8 @@ class LLM:
         try:
             for index, (encode, param) in enumerate(zip(encoders, asked, strict=True)):
                 try:
-                    jobs.append(self._intake.prepare(encode, param, cache_salt))
-                    self._jobs.submit(jobs[-1])
+                    jobs.append(self.intake.prepare(encode, param, cache_salt))
+                    self.jobs.submit(jobs[-1])
                 except SeethroughError as error:
                     if len(encoders) > 1:
                         error.add_note(f"prompt {index} of {len(encoders)}, counted from 0")
@@ -278,13 +281,13 @@ class LLM:
             self._run(jobs, progress)
         finally:
             for job in jobs:
-                self._jobs.close(job)
+                self.jobs.close(job)
         return [job.output() for job in jobs]
 
     def _run(self, jobs: Sequence[Job], progress: BatchProgress | None) -> None:
         reported = 0
         while any(job.running for job in jobs):
-            self._jobs.step()
+            self.jobs.step()
             if progress is None:
                 continue
             done = sum(not job.running for job in jobs)
@@ -293,9 +296,9 @@ class LLM:
                 reported = done
 
     def _stream(self, encode: Encoder, param: SamplingParams, cache_salt: str | None) -> Stream:
-        job = self._intake.prepare(encode, param, cache_salt)
-        self._jobs.submit(job)
-        return Stream(self._jobs, job)
+        job = self.intake.prepare(encode, param, cache_salt)
+        self.jobs.submit(job)
+        return Stream(self.jobs, job)
 
 
 class Stream:

@@ -48,11 +48,11 @@ class Models:
         """Nothing runs, and every block is free, once."""
         for llm in self._open.values():
             engine = llm._engine
-            llm._jobs.end_abandoned()
+            llm.jobs.end_abandoned()
             engine.check()
             assert not engine.busy, "a request was left running"
             assert engine.pool.free_blocks == engine.pool.num_blocks
-            assert not llm._jobs, "a job was left behind"
+            assert not llm.jobs, "a job was left behind"
 
 
 # ---------------------------------------------------------------------------------- tokenizers

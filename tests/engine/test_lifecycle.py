@@ -204,7 +204,7 @@ def test_an_error_at_any_sample_leaves_nothing_queued(
     with pytest.raises(CapacityError):
         llm.generate(["dog", "fox"], n=4, max_tokens=3)
     assert all_free(llm)
-    assert not llm._jobs
+    assert not llm.jobs
 
 
 def test_parameters_are_checked_before_anything_runs(llm: LLM) -> None:

@@ -117,8 +117,10 @@ class Engine:
             for item in scheduled:
                 self.scheduler.computed(item)
                 count = len(item.logit_positions)
-                yield self._advance(item, logits[row : row + count], tracer)
+                delta = self._advance(item, logits[row : row + count], tracer)
                 row += count
+                if delta.token_ids or delta.finish_reason is not None:
+                    yield delta
         finally:
             self.scheduler.drop_finished()
 

@@ -23,6 +23,11 @@ class Job:
         """Whether any sample is not finished."""
         return any(request.finish_reason is None for request in self.requests)
 
+    @property
+    def aborted(self) -> bool:
+        """Whether any sample was ended from outside."""
+        return any(request.finish_reason == "abort" for request in self.requests)
+
     def output(self) -> RequestOutput:
         """What is there so far."""
         return request_output(self.request_id, self.prompt, self.requests)
@@ -60,17 +65,27 @@ class Jobs:
             self.close(job)
             raise
 
-    def step(self, tracer: StepTracer | None = None) -> None:
-        """One engine step; what it gave goes to the jobs that asked for it."""
+    def step(self, tracer: StepTracer | None = None) -> list[Job]:
+        """One engine step; what it gave goes to the jobs that asked for it, which are returned."""
         self.end_abandoned()
+        given: dict[str, Job] = {}
         for delta in self._engine.step(tracer):
-            self._open[delta.request_id].fresh.append(delta)
+            job = given[delta.request_id] = self._open[delta.request_id]
+            job.fresh.append(delta)
+        return list(given.values())
 
     def close(self, job: Job) -> None:
         """End what still runs, and forget the job; safe to call twice."""
         for request in job.requests:
             self._engine.abort(request)
         self._open.pop(job.request_id, None)
+
+    def close_all(self) -> list[Job]:
+        """Close every job; returns those that were open."""
+        closed = list(self._open.values())
+        for job in closed:
+            self.close(job)
+        return closed
 
     def abandon(self, job: Job) -> None:
         """Note that nobody wants the job any more; may be called in the middle of a step."""
