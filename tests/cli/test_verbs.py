@@ -270,7 +270,7 @@ def test_doctor_says_when_kernels_cannot_be_kept(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("seethrough.engine.load.kernel_dir", lambda: tmp_path / "file" / "kernels")
     shown, (problem,) = _barrier(Speaker("en"))
-    assert shown == "–"
+    assert shown.endswith("µs")  # it is measured all the same
     assert str(tmp_path) in problem
 
 

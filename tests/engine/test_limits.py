@@ -300,3 +300,15 @@ def test_progress_is_reported_while_loading(llama_dir: Path) -> None:
     done = [d for _, d, _ in seen]
     assert done == list(range(1, seen[-1][2] + 1))
     assert llm.report.load_ms == pytest.approx(sum(llm.report.phases.values()))
+
+
+def test_a_kernel_cache_that_cannot_be_written_is_a_note(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only home or a full disk: every start compiles, and everything works."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("seethrough.engine.load.kernel_dir", lambda: tmp_path / "file" / "kernels")
+    llm = LLM(llama_dir, threads=1, max_model_len=32)
+    assert llm.report.compiled_kernels > 0
+    assert any(str(tmp_path) in note for note in llm.report.notes)
+    assert llm.generate("dog", max_tokens=2)[0].finished

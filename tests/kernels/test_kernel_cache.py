@@ -91,20 +91,21 @@ def test_a_damaged_kernel_is_compiled_again(tmp_path: Path, damage: str) -> None
     else:
         path.write_bytes({"cut": data[:-9], "flipped": data, "empty": b""}[damage])
     kernels = Kernels(tmp_path)
-    if damage == "a folder":  # cannot be replaced by a file
-        with pytest.raises(OSError, match="test_7"):
-            run(kernels, "test_7", 7)
-        return
     assert run(kernels, "test_7", 7) == expected(7)
     assert kernels.compiled == ["test_7"]
-    assert Kernels(tmp_path).callable("test_7", 2)
     assert not list(tmp_path.glob("*/*.*"))  # no temporary file stays behind
+    if damage == "a folder":  # cannot be replaced by a file
+        assert "test_7" in str(kernels.unkept)
+        return
+    assert kernels.unkept is None
+    assert Kernels(tmp_path).callable("test_7", 2)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_the_next_start_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        compile_one(tmp_path / "file" / "kernels", 3)
+    kernels = Kernels(tmp_path / "file" / "kernels")
+    assert run(kernels, "test_3", 3) == expected(3)
+    assert "file" in str(kernels.unkept)
 
 
 if __name__ == "__main__":

@@ -89,14 +89,13 @@ def _barrier(speaker: Speaker) -> tuple[str, list[str]]:
     from seethrough.kernels.cpu.compiled import Kernels
     from seethrough.kernels.cpu.workers import Workers
 
-    threads = usable_threads()
-    try:
-        workers = Workers(threads, Kernels(kernel_dir()), most_records=1)
-    except OSError as error:
-        return "–", [speaker.text("doctor_kernels", why=error)]
+    kernels = Kernels(kernel_dir())
+    workers = Workers(usable_threads(), kernels, most_records=1)
     seconds = workers.barrier_seconds()
     workers.close()
-    return f"{seconds * 1e6:.2f} µs", []
+    unkept = kernels.unkept
+    problems = [] if unkept is None else [speaker.text("doctor_kernels", why=unkept)]
+    return f"{seconds * 1e6:.2f} µs", problems
 
 
 def _versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from seethrough.text.tokenizer import Tokenizer
 from seethrough.weights.catalog import default_cache_dir
 from seethrough.weights.checkpoint import Checkpoint, open_checkpoint
 from seethrough.weights.files import ModelFiles, resolve_model
+
+if TYPE_CHECKING:
+    from seethrough.kernels.cpu.compiled import Kernels
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
@@ -147,7 +150,7 @@ def load(
         cpu_path=ready.cpu_path,
         compiled_kernels=len(kernels.compiled) if kernels is not None else 0,
         left_aside=weights.left_aside,
-        notes=weights.notes,
+        notes=(*weights.notes, *_unkept(kernels)),
         phases=clock.phases,
     )
     return Loaded(
@@ -159,6 +162,12 @@ def load(
         config=config,
         report=report,
     )
+
+
+def _unkept(kernels: Kernels | None) -> tuple[str, ...]:
+    if kernels is None or kernels.unkept is None:
+        return ()
+    return (f"compiled kernels could not be kept for the next start: {kernels.unkept}",)
 
 
 def _build(

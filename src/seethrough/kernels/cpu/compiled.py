@@ -31,6 +31,7 @@ class Kernels:
     Attributes:
         compiled: names of the kernels that were not on disk.
         seconds: what compiling them took.
+        unkept: why what was compiled could not be written to disk, None where it could.
     """
 
     def __init__(self, directory: Path | None, notify: Callable[[str], None] | None = None) -> None:
@@ -41,6 +42,7 @@ class Kernels:
         self._notify = notify
         self.compiled: list[str] = []
         self.seconds = 0.0
+        self.unkept: OSError | None = None
 
     def address(self, name: str, function: Function | None = None) -> int:
         """The address of kernel `name`: of `library.py`, or compiled from `function`.
@@ -99,7 +101,10 @@ class Kernels:
         symbol, code = compile_function(function or build(name))
         self.seconds += perf_counter() - started
         self.compiled.append(name)
-        self._to_disk(name, symbol, code)
+        try:
+            self._to_disk(name, symbol, code)
+        except OSError as error:  # a full or read-only disk: the next start compiles again
+            self.unkept = error
         return symbol, code
 
     def _from_disk(self, name: str) -> tuple[str, bytes] | None:
@@ -122,8 +127,11 @@ class Kernels:
         data = hashlib.sha256(rest).digest() + rest
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self._directory / f"{name}.{os.getpid()}"
-        temporary.write_bytes(data)
-        temporary.replace(self._directory / name)  # another process sees all of it or nothing
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(self._directory / name)  # another process sees all of it or nothing
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _engine() -> Any:
