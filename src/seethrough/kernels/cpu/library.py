@@ -87,9 +87,9 @@ def _write(size: str) -> Function:
 
 
 def _sample(name: str) -> Function:
-    from seethrough.kernels.cpu import sampling
+    from seethrough.kernels.cpu import sampling, truncation
 
-    function: Function = getattr(sampling, name)
+    function: Function = getattr(sampling, name, None) or getattr(truncation, name)
     return function
 
 
