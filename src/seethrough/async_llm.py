@@ -49,7 +49,7 @@ class AsyncLLM:
         llm = LLM(model, defaults=defaults, cache_dir=cache_dir, progress=progress, **settings)
         self._llm = llm
         self._bells = _Bells()
-        self._loop = EngineLoop(llm.jobs, self._bells.ring)
+        self._loop = EngineLoop(llm.jobs, self._bells.ring, llm.recorder.flush)
         # Also when nobody closes it: at the latest when the interpreter ends.
         self._end = weakref.finalize(self, self._loop.stop)
 
@@ -136,6 +136,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """End all requests, then the engine's thread; safe to call twice."""
         await asyncio.to_thread(self._end)
+        self._llm.recorder.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

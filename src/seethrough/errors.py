@@ -137,3 +137,9 @@ class TraceError(SeethroughError):
     """A trace was asked for something that it does not hold; the message says what it holds."""
 
     exit_code = 2
+
+
+class RecordError(SeethroughError):
+    """Recorded requests cannot be kept or read, or there is none of that name."""
+
+    exit_code = 2

@@ -7,11 +7,12 @@ print(llm.generate("Neural Bits Newsletter is", temperature=0, max_tokens=16)[0]
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from seethrough.config import EngineConfig
@@ -29,11 +30,20 @@ from seethrough.engine.prompts import (
     conversations,
     params_for,
 )
+from seethrough.engine.recorder import (
+    DEFAULT_BYTES,
+    DEFAULT_REQUESTS,
+    Provenance,
+    Recorded,
+    Recorder,
+    Store,
+)
 from seethrough.errors import ParameterError, SeethroughError, TraceError
 from seethrough.model.load import ModelWeights
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.params import EffectiveParams, SamplingParams
 from seethrough.text.tokenizer import Tokenizer
+from seethrough.trace.replay import Replay
 from seethrough.trace.trace import Trace
 from seethrough.trace.tracer import DEFAULT_BYTE_BUDGET, TraceFilter, Tracer
 
@@ -49,11 +59,16 @@ class LLM:
             values come first, the model's generation_config after.
         cache_dir: where pulled models lie.
         progress: called with (phase, done, total) while loading.
+        record: a directory in which finished requests are kept, so that `replay` finds them later;
+            without one the last of them are in memory. Prompts are private: it is off by default.
+        record_limit: how many requests are kept.
+        record_bytes: how many bytes they may take.
         **settings: the fields of `EngineConfig`: threads, max_model_len, kv_cache_dtype, backend,
             block_size, num_kv_blocks, max_num_batched_tokens, max_num_seqs,
             long_prefill_token_threshold, enable_prefix_caching.
 
     Attributes:
+        recorder: the last finished requests.
         prompts, intake, jobs: its parts, for the fronts that stand on it.
 
     Raises:
@@ -67,13 +82,24 @@ class LLM:
         defaults: SamplingParams | None = None,
         cache_dir: Path | None = None,
         progress: Progress | None = None,
+        record: str | Path | None = None,
+        record_limit: int = DEFAULT_REQUESTS,
+        record_bytes: int = DEFAULT_BYTES,
         **settings: Any,
     ) -> None:
-        self._loaded = load(str(model), _config(settings), cache_dir, progress)
+        config = _config(settings)
+        store = _store(record, record_limit, record_bytes)
+        self._loaded = load(str(model), config, cache_dir, progress)
         self._engine = self._loaded.engine
         self.prompts = PromptReader(self._loaded.tokenizer, self.spec.vocab_size)
         self.intake = Intake(self._loaded, defaults)
-        self.jobs = Jobs(self._engine)
+        self.recorder = Recorder(
+            Provenance.of(self._loaded, str(model)),
+            limit=record_limit,
+            max_bytes=record_bytes,
+            store=store,
+        )
+        self.jobs = Jobs(self._engine, self.recorder.finished)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -233,17 +259,71 @@ class LLM:
             encode = partial(self.prompts.encode, prompt)
         else:
             encode = partial(self.prompts.render, prompt, None)
-        arrival = perf_counter()
+        arrival = time.perf_counter()
         text, ids = encode()
-        seconds = perf_counter() - arrival
+        seconds = time.perf_counter() - arrival
         effective = self.effective(param)
         if effective.n > 1:
             raise ParameterError("n", effective.n, "a trace follows one sample")
         job = self.intake.job(text, ids, effective, arrival, alone=True, forced=forced)
         return self._traced(job, chosen, seconds)
 
-    def _traced(self, job: Job, chosen: TraceFilter, seconds: float) -> Trace:
-        """Run one sample alone with a tracer; `seconds` is what making its ids took."""
+    def replay(
+        self,
+        which: str | Recorded = "last",
+        params: SamplingParams | None = None,
+        *,
+        sample: int = 0,
+        stages: Iterable[str] | None = None,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
+        tokens: Iterable[int] | None = None,
+        byte_budget: int = DEFAULT_BYTE_BUDGET,
+        forced: Mapping[int, int] | None = None,
+        **sampling: Any,
+    ) -> Replay:
+        """Run a recorded request again, alone, and keep the values of its stages.
+
+        Args:
+            which: a request id, `last`, or a record.
+            params, sampling: what shall be otherwise than it was ("what if").
+            sample: which of its samples.
+            stages, layers, heads, tokens, byte_budget: as `trace` has them.
+            forced: ids by output index that are taken whatever would be chosen.
+
+        Raises:
+            RecordError: no such request is recorded.
+            TraceError: as `trace`.
+        """
+        recorded = which if isinstance(which, Recorded) else self.recorder.get(which)
+        chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
+        (asked,) = params_for(1, params, sampling)
+        was = recorded.sample(sample)
+        changed = bool(asked.to_dict() or forced)
+        # Of a request that was ended from outside, as much as there was; at least the prompt.
+        ended = was.finish_reason == "abort" and not changed
+        most = max(len(was.token_ids), 1) if ended else None
+        given = {"prompt": recorded.prompt, "prompt_token_ids": list(recorded.prompt_ids)}
+        text, ids = self.prompts.encode(given)
+        job = self.intake.job(
+            text,
+            ids,
+            replace(recorded.params, max_tokens=recorded.max_tokens).changed(asked),
+            time.perf_counter(),
+            alone=True,
+            samples=[sample],
+            forced=forced,
+        )
+        trace = self._traced(job, chosen, 0.0, most)
+        return Replay(recorded, was, trace, self.recorder.provenance.origin.fingerprint)
+
+    def _traced(
+        self, job: Job, chosen: TraceFilter, seconds: float, most: int | None = None
+    ) -> Trace:
+        """Run one sample alone with a tracer, for at most so many tokens.
+
+        `seconds` is what making its ids took.
+        """
         if self.jobs.busy:
             raise TraceError("a stream of this LLM is still open: finish or close it first")
         tracer = Tracer(self.spec, chosen)
@@ -252,7 +332,7 @@ class LLM:
         tracer.prompt(job.prompt, request.prompt_ids, pieces, seconds)
         self.jobs.submit(job)
         try:
-            while job.running:
+            while job.running and (most is None or len(request.output_ids) < most):
                 self.jobs.step(tracer)
         finally:
             self.jobs.close(job)
@@ -351,3 +431,14 @@ def _config(settings: Mapping[str, Any]) -> EngineConfig:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ParameterError(name, value, f"no such engine setting; known: {known}")
     return EngineConfig(**settings)
+
+
+def _store(record: str | Path | None, limit: int, max_bytes: int) -> Store | None:
+    for name, value in (("record_limit", limit), ("record_bytes", max_bytes)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ParameterError(name, value, "0 or more is expected")
+    if record is None:
+        return None
+    from seethrough.engine.record_store import RecordStore  # SQLite is for those who want it
+
+    return RecordStore(Path(record), limit=limit, max_bytes=max_bytes)

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seethrough.cli.loading import colored, load_llm, report_errors, report_timing
+from seethrough.cli.flags import json_or_text
+from seethrough.cli.loading import (
+    colored,
+    load_llm,
+    report_errors,
+    report_recording,
+    report_timing,
+)
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import paint
 from seethrough.errors import ParameterError, SeethroughError
@@ -105,6 +112,7 @@ class Conversation:
         if report_errors(output, self._speaker) == 0:
             self._turns += [asked, {"role": "assistant", "content": output.outputs[0].text}]
         report_timing(output, self._llm.report.load_ms, self._speaker)
+        report_recording(self._llm, output.request_id, self._speaker)
 
     def command(self, line: str) -> bool:
         """Carry out a slash command; False ends the chat."""
@@ -141,7 +149,7 @@ class Conversation:
             name, equals, value = word.partition("=")
             if not equals:
                 raise ParameterError(name, "", "name=value is expected")
-            wanted[name] = _json_or_text(value)
+            wanted[name] = json_or_text(value)
         SamplingParams.from_dict(wanted)
         self._params = {name: value for name, value in wanted.items() if value is not None}
         effective = self._llm.effective(SamplingParams.from_dict(self._params))
@@ -161,10 +169,3 @@ class Conversation:
 
     def _help(self, _: str) -> None:
         self._speaker.note("chat_help")
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value

@@ -148,3 +148,27 @@ def id_value(given: str) -> tuple[int, float]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{given!r}: ID=VALUE is expected")
     return integer(token_id), number(value)
+
+
+def id_pair(given: str) -> tuple[int, int]:
+    """POSITION=ID."""
+    position, equals, token_id = given.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{given!r}: POSITION=ID is expected")
+    return integer(position), integer(token_id)
+
+
+def name_value(given: str) -> tuple[str, Any]:
+    """NAME=VALUE; the value is read as JSON, or else as text."""
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{given!r}: NAME=VALUE is expected")
+    return name.replace("-", "_"), json_or_text(value)
+
+
+def json_or_text(value: str) -> Any:
+    """A value as JSON has it, or the text as it is."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

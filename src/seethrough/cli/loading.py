@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seethrough.cli.messages import Speaker, size_text
-from seethrough.cli.options import engine_settings, sampling_params
+from seethrough.cli.options import engine_settings, recording, sampling_params
 from seethrough.errors import ParameterError
 from seethrough.weights.catalog import DEFAULT_MODEL
 
@@ -56,6 +56,7 @@ def load_llm(arguments: argparse.Namespace, speaker: Speaker) -> LLM:
         defaults=sampling_params(arguments),
         cache_dir=arguments.cache_dir,
         progress=bar.show,
+        **recording(arguments),
         **engine_settings(arguments),
     )
     bar.clear()
@@ -112,6 +113,15 @@ def report_timing(output: RequestOutput, load_ms: float, speaker: Speaker) -> No
         rate="–" if not metrics.tpot_ms else f"{1000 / metrics.tpot_ms:.1f}",
         reason=f"{first.finish_reason}{stop}",
     )
+
+
+def report_recording(llm: LLM, request_id: str, speaker: Speaker) -> None:
+    """Say under which id the request was kept, or why it was not."""
+    llm.recorder.flush()
+    if llm.recorder.problem is not None:
+        speaker.complain("unrecorded", why=llm.recorder.problem)
+    elif llm.recorder.stores:
+        speaker.note("recorded", id=request_id)
 
 
 def report_errors(output: RequestOutput, speaker: Speaker) -> int:

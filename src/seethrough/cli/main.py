@@ -18,8 +18,10 @@ from seethrough.cli.flags import (
     Flag,
     add_flag,
     fill_from_environment,
+    id_pair,
     integer,
     integers,
+    name_value,
     names,
     text,
 )
@@ -32,6 +34,8 @@ from seethrough.cli.options import (
     LANG,
     MODEL,
     QUIET,
+    RECORD,
+    RECORDING,
     SAMPLING,
     SHOWING,
     SYSTEM,
@@ -103,6 +107,36 @@ _TRACE_FLAGS = (
         "FILE",
     ),
 )
+_REPLAY_FLAGS = (
+    Flag(
+        "check",
+        Text(
+            "print `identical`, or the first token that differs and what changed (exit code 1)",
+            "只检查：打印 identical；若不同，打印第一个不同的 token 与变化的部分（退出码 1）",
+        ),
+    ),
+    Flag("sample", Text("which sample of the request (0)", "请求的第几个样本（0）"), integer, "N"),
+    Flag(
+        "set",
+        Text(
+            "what if: another sampling parameter; repeatable",
+            "假如：换一个采样参数；可重复",
+        ),
+        name_value,
+        "NAME=VALUE",
+        repeat=True,
+    ),
+    Flag(
+        "force",
+        Text(
+            "what if: another id as output token POSITION (from 0); repeatable",
+            "假如：第 POSITION 个输出 token（从 0 起）换成另一个编号；可重复",
+        ),
+        id_pair,
+        "POSITION=ID",
+        repeat=True,
+    ),
+)
 _BENCH_FLAGS = (
     Flag("pp", Text("prompt tokens to prefill (512)", "预填充的 token 数（512）"), integer, "N"),
     Flag("tg", Text("tokens to decode (128)", "生成的 token 数（128）"), integer, "N"),
@@ -128,14 +162,14 @@ VERBS: tuple[Verb, ...] = (
         Text("complete a prompt, streamed", "补全一个提示词，流式输出"),
         "run:run",
         _PROMPTED,
-        (MODEL, FILE, SYSTEM, JSON, *SAMPLING, *ENGINE, *SHOWING, CACHE_DIR),
+        (MODEL, FILE, SYSTEM, JSON, *SAMPLING, *ENGINE, *RECORDING, *SHOWING, CACHE_DIR),
     ),
     Verb(
         "chat",
         Text("talk over several turns", "多轮对话"),
         "chat:run",
         (),
-        (MODEL, SYSTEM, *SAMPLING, *ENGINE, *SHOWING, CACHE_DIR),
+        (MODEL, SYSTEM, *SAMPLING, *ENGINE, *RECORDING, *SHOWING, CACHE_DIR),
     ),
     Verb(
         "tokenize",
@@ -150,6 +184,24 @@ VERBS: tuple[Verb, ...] = (
         "trace:run",
         _PROMPTED,
         (MODEL, FILE, SYSTEM, JSON, *_TRACE_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),
+    ),
+    Verb(
+        "replay",
+        Text(
+            "run a recorded request again and show any stage of any token",
+            "重放一个已记录的请求，查看任意 token 的任意阶段",
+        ),
+        "replay:run",
+        (
+            Argument(
+                "request",
+                Text(
+                    "a request id; last (the default); list shows what is recorded",
+                    "请求编号；last（默认）为最近一个；list 列出已记录的请求",
+                ),
+            ),
+        ),
+        (RECORD, *_REPLAY_FLAGS, JSON, *_TRACE_FLAGS, MODEL, *ENGINE, LANG, QUIET, CACHE_DIR),
     ),
     Verb(
         "bench",

@@ -77,6 +77,40 @@ MESSAGES: Mapping[str, Text] = {
         "{count} values did not fit into the byte budget of {budget}; the first: {first}",
         "有 {count} 个值超出 {budget} 的字节预算，没有保留；第一个是：{first}",
     ),
+    "recorded": Text("recorded as {id}", "已记录为 {id}"),
+    "unrecorded": Text("the request could not be recorded: {why}", "请求未能记录：{why}"),
+    "replay_where": Text(
+        "say where the requests were recorded: --record DIR", "请用 --record DIR 指明记录所在目录"
+    ),
+    "replay_list_columns": Text(
+        "id|finished|model|prompt|output|ended|text", "编号|完成时间|模型|提示|生成|结束原因|文本"
+    ),
+    "replay_none": Text("nothing is recorded in {path}", "{path} 中没有记录"),
+    "replay_model_moved": Text(
+        "{path} is gone; looking for {name}", "{path} 已不存在；改找 {name}"
+    ),
+    "replay_path_lacks": Text(
+        "recorded on the path {path}, which this processor lacks: {flags}",
+        "记录时使用 {path} 路径，而本机处理器缺少：{flags}",
+    ),
+    "replay_token": Text(
+        "output token {index} differs: it was {was}, now it is {now}",
+        "第 {index} 个输出 token 不同：当时是 {was}，现在是 {now}",
+    ),
+    "replay_end": Text(
+        "all tokens are the same, but it ended otherwise: it was {was}, now it is {now}",
+        "所有 token 相同，但结束方式不同：当时是 {was}，现在是 {now}",
+    ),
+    "replay_nothing": Text("nothing", "（无）"),
+    "replay_parts": Text("changed since then: {parts}", "此后变化的部分：{parts}"),
+    "replay_no_part": Text("nothing of the fingerprint has changed", "指纹没有任何部分变化"),
+    "replay_side_columns": Text("token|recorded|now", "token|记录时|现在"),
+    "replay_was": Text("recorded ({reason}):", "记录时（{reason}）："),
+    "replay_now": Text("now ({reason}):", "现在（{reason}）："),
+    "replay_parts_at": Text(
+        "they part at output token {index}", "从第 {index} 个输出 token 起不同"
+    ),
+    "replay_never_part": Text("they do not part", "两者没有不同"),
     "trace_written": Text("written to {path}", "已写入 {path}"),
     "trace_survivors": Text(
         "{before} → {after} candidates, {mass} of the mass kept, {changed} logits changed",

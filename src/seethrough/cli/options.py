@@ -196,6 +196,29 @@ SAMPLING: tuple[Flag, ...] = (
     ),
 )
 
+RECORD = Flag(
+    "record",
+    Text(
+        "keep finished requests in this directory, so that replay finds them (prompts are private: "
+        "off by default)",
+        "把完成的请求保存到此目录，供 replay 使用（提示词属于隐私，默认不保存）",
+    ),
+    Path,
+    "DIR",
+)
+RECORDING: tuple[Flag, ...] = (
+    RECORD,
+    Flag(
+        "record-limit", Text("how many are kept (256)", "最多保存多少个请求（256）"), integer, "N"
+    ),
+    Flag(
+        "record-bytes",
+        Text("bytes that they may take (67108864)", "最多占用的字节数（67108864）"),
+        integer,
+        "N",
+    ),
+)
+
 SHOWING: tuple[Flag, ...] = (LANG, QUIET, COLOR)
 
 
@@ -205,6 +228,11 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
     return SamplingParams.from_dict(given)
+
+
+def recording(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The recorder's flags that were given."""
+    return _given(arguments, RECORDING)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from seethrough.cli.loading import (
     load_llm,
     read_prompt,
     report_errors,
+    report_recording,
     report_timing,
 )
 from seethrough.cli.messages import Speaker
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
         _show_logprobs(output, speaker)
     code = report_errors(output, speaker)
     report_timing(output, llm.report.load_ms, speaker)
+    report_recording(llm, output.request_id, speaker)
     return 130 if interrupted else code
 
 

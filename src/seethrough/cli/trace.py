@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seethrough.cli.loading import as_chat, load_llm, read_prompt, report_errors
 from seethrough.cli.matrix import print_matrix
@@ -12,6 +12,9 @@ from seethrough.cli.messages import Speaker, size_text
 from seethrough.cli.trace_view import WORDS, print_trace, print_words
 from seethrough.errors import ParameterError
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET
+
+if TYPE_CHECKING:
+    from seethrough.trace.trace import Trace
 
 _DEFAULT_TOKENS = 3
 
@@ -21,19 +24,34 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     prompt = read_prompt(arguments, speaker)
     if arguments.max_tokens is None:
         arguments.max_tokens = _DEFAULT_TOKENS
-    _check(arguments)
+    check_selection(arguments)
     llm = load_llm(arguments, speaker)
     trace = llm.trace(
         prompt if arguments.system is None else as_chat(prompt, arguments.system),
-        stages=_only(arguments.stage) or arguments.stages,
-        layers=_only(arguments.layer) or arguments.layers,
-        heads=_only(arguments.head) or arguments.heads,
-        tokens=_only(arguments.token) or arguments.tokens,
-        byte_budget=arguments.byte_budget or DEFAULT_BYTE_BUDGET,
+        **selection(arguments),
     )
     if arguments.json:
         print(json.dumps(trace.to_dict(), ensure_ascii=False))
-    elif arguments.stage in WORDS:
+    else:
+        show(trace, arguments, speaker)
+    keep(trace, arguments, speaker)
+    return report_errors(trace.output, speaker)
+
+
+def selection(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say that a trace shall hold; one matrix needs nothing but itself."""
+    return {
+        "stages": _only(arguments.stage) or arguments.stages,
+        "layers": _only(arguments.layer) or arguments.layers,
+        "heads": _only(arguments.head) or arguments.heads,
+        "tokens": _only(arguments.token) or arguments.tokens,
+        "byte_budget": arguments.byte_budget or DEFAULT_BYTE_BUDGET,
+    }
+
+
+def show(trace: Trace, arguments: argparse.Namespace, speaker: Speaker) -> None:
+    """Print one matrix, or one stage in words, or all of it."""
+    if arguments.stage in WORDS:
         print_words(trace, arguments.stage, speaker)
     elif arguments.stage is not None:
         print_matrix(
@@ -41,6 +59,10 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
         )
     else:
         print_trace(trace, speaker)
+
+
+def keep(trace: Trace, arguments: argparse.Namespace, speaker: Speaker) -> None:
+    """Write the file that was asked for, and say what did not fit into the trace."""
     if arguments.out is not None:
         trace.save(arguments.out)
         speaker.note("trace_written", path=arguments.out)
@@ -52,10 +74,9 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
             budget=size_text(trace.chosen.byte_budget),
             first=f"{first.stage} {first.name}",
         )
-    return report_errors(trace.output, speaker)
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def check_selection(arguments: argparse.Namespace) -> None:
     """One matrix is named by --stage; the others only make sense with it."""
     for name in ("layer", "head", "token", "value"):
         if getattr(arguments, name) is not None and arguments.stage is None:

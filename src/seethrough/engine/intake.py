@@ -84,7 +84,7 @@ class Intake:
         max_tokens = self._max_tokens(len(ids), params)
         pool = loaded.engine.pool
         shared = loaded.config.enable_prefix_caching and not alone
-        job = Job(f"req-{self._series}-{next(self._count)}", text)
+        job = Job(f"req-{self._series}-{next(self._count)}", text, served=not alone)
         for index in range(params.n) if samples is None else samples:
             request = Request(
                 request_id=job.request_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from seethrough.engine.engine import Engine, StepTracer
 from seethrough.engine.outputs import Delta, RequestOutput, request_output
@@ -10,11 +11,16 @@ from seethrough.engine.request import Request
 
 
 class Job:
-    """One prompt, its samples, and the pieces that nobody has taken yet."""
+    """One prompt, its samples, and the pieces that nobody has taken yet.
 
-    def __init__(self, request_id: str, prompt: str | None) -> None:
+    Attributes:
+        served: whether it is what somebody asked for, and not a look at how an answer comes to be.
+    """
+
+    def __init__(self, request_id: str, prompt: str | None, *, served: bool = True) -> None:
         self.request_id = request_id
         self.prompt = prompt
+        self.served = served
         self.requests: list[Request] = []
         self.fresh: deque[Delta] = deque()
 
@@ -34,10 +40,11 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one engine."""
+    """The jobs of one engine. `finished` is told of every served job that ran and has ended."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, finished: Callable[[Job], None]) -> None:
         self._engine = engine
+        self._finished = finished
         self._open: dict[str, Job] = {}
         self._abandoned: deque[Job] = deque()
 
@@ -72,13 +79,21 @@ class Jobs:
         for delta in self._engine.step(tracer):
             job = given[delta.request_id] = self._open[delta.request_id]
             job.fresh.append(delta)
+            if delta.finish_reason is not None and not job.running:
+                self._note(job)
         return list(given.values())
+
+    def _note(self, job: Job) -> None:
+        if job.served and any(request.times.first_scheduled for request in job.requests):
+            self._finished(job)
 
     def close(self, job: Job) -> None:
         """End what still runs, and forget the job; safe to call twice."""
+        ended = job.running
         for request in job.requests:
             self._engine.abort(request)
-        self._open.pop(job.request_id, None)
+        if self._open.pop(job.request_id, None) is not None and ended:
+            self._note(job)
 
     def close_all(self) -> list[Job]:
         """Close every job; returns those that were open."""

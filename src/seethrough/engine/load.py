@@ -87,6 +87,7 @@ class Loaded:
     end_ids: frozenset[int]
     generation_config: Mapping[str, Any]
     config: EngineConfig
+    files: ModelFiles
     report: LoadReport
 
 
@@ -160,6 +161,7 @@ def load(
         end_ids=end_token_ids(checkpoint, tokenizer),
         generation_config=checkpoint.generation_config,
         config=config,
+        files=files,
         report=report,
     )
 

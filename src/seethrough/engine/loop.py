@@ -16,6 +16,7 @@ from seethrough.engine.jobs import Job, Jobs
 from seethrough.errors import EngineStoppedError
 
 T = TypeVar("T")
+_QUIET = 1.0  # seconds
 Notify = Callable[[list[Job]], None]
 
 
@@ -26,11 +27,13 @@ class EngineLoop:
         jobs: not to be touched by anybody else from now on.
         notify: called in the thread after every step with the jobs that it gave something, and
             with all open jobs when the thread ends.
+        idle: called in the thread when there was nothing to do for a second, once.
     """
 
-    def __init__(self, jobs: Jobs, notify: Notify) -> None:
+    def __init__(self, jobs: Jobs, notify: Notify, idle: Callable[[], None]) -> None:
         self._jobs = jobs
         self._notify = notify
+        self._idle = idle
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wanted = threading.Condition()
         self._stopping = False
@@ -93,8 +96,11 @@ class EngineLoop:
     def _wait(self) -> bool:
         """Wait until there is something to do; False when it is time to end."""
         with self._wanted:
+            quiet = False
             while not (self._stopping or self._calls or self._jobs.busy):
-                self._wanted.wait()
+                if not self._wanted.wait(None if quiet else _QUIET):
+                    self._idle()
+                    quiet = True
             return not self._stopping
 
     def _answer(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from seethrough.errors import ParameterError
@@ -26,6 +26,9 @@ MAX_TOKENS = 2**31 - 1
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 Origin = Literal["request", "command line", "model", "engine"]
+_ORIGINS = ("request", "command line", "model", "engine")
+_REQUEST: Origin = "request"
+_MAY_BE_NONE = ("max_tokens", "logprobs", "prompt_logprobs", "allowed_token_ids")
 
 _CHECKS: dict[str, checks.Check] = {
     "temperature": checks.number(0, MAX_TEMPERATURE),
@@ -186,6 +189,37 @@ class EffectiveParams:
     def to_dict(self) -> dict[str, Any]:
         """All fields and `origin`, ready for JSON. The seed may need 64 bits."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> EffectiveParams:
+        """Read what `to_dict` gave; it may come from a stranger, so everything is checked.
+
+        Raises:
+            ParameterError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        origin = given.get("origin")
+        if set(given) != {*_CHECKS, "origin"} or not isinstance(origin, Mapping):
+            raise ParameterError(
+                "recorded parameters", dict(given), "fields are missing or unknown"
+            )
+        if set(origin) != set(_CHECKS) or not all(who in _ORIGINS for who in origin.values()):
+            raise ParameterError("origin", origin, "who set each field is expected")
+        values: dict[str, Any] = {}
+        for name, check in _CHECKS.items():
+            value = given[name]
+            if value is None and name not in _MAY_BE_NONE:
+                raise ParameterError(name, value, "a value is expected")
+            values[name] = None if value is None else check(name, value)
+        _check_lengths(values["min_tokens"], values["max_tokens"])
+        return cls(**values, origin=dict(origin))
+
+    def changed(self, asked: SamplingParams) -> EffectiveParams:
+        """The same with other values where `asked` has some."""
+        given = {name: v for name in _CHECKS if (v := getattr(asked, name)) is not None}
+        origin: dict[str, Origin] = {**self.origin, **dict.fromkeys(given, _REQUEST)}
+        found = replace(self, **given, origin=origin)
+        _check_lengths(found.min_tokens, found.max_tokens)
+        return found
 
 
 # The last word, where nobody else set a field; the seed is drawn instead.
