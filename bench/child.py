@@ -27,10 +27,12 @@ class Answer:
         others: how much of one core was used by anything but the engine while it ran: idle
             engines that are not idle, other programs, the host. A measurement with a busy
             neighbour is a worse one. None for a run too short for the clock that counts it.
+        gap_ms: times between tokens, where the work asks for them.
     """
 
     seconds: float
     others: float | None
+    gap_ms: dict[str, float] | None = None
 
 
 class Child:
@@ -69,10 +71,12 @@ class Child:
             raise EngineError(self._why(f"ended earlier with code {self._process.returncode}"))
         busy, own, began = _busy_seconds(), self._own_seconds(), time.monotonic()
         self.send(work)
-        seconds = float(self.receive()["seconds"])
+        told = self.receive()
+        seconds = float(told["seconds"])
         wall = time.monotonic() - began
         others = (_busy_seconds() - busy) - (self._own_seconds() - own)
-        return Answer(seconds, None if wall < 10 / _TICK else max(0.0, others / wall))
+        share = None if wall < 10 / _TICK else max(0.0, others / wall)
+        return Answer(seconds, share, told.get("gap_ms"))
 
     def send(self, work: dict[str, Any]) -> None:
         """Ask without waiting; it may not be ready yet."""

@@ -2,6 +2,7 @@
 
     bench/peers.py --install llama.cpp
     bench/peers.py --peers llama.cpp --work tg pp batch start
+    bench/peers.py --work batch beside --batch 16 64
 
 Each engine is one process that loads its model once. A round asks every engine for the same work,
 one after the other, so that whatever slows the machine slows all of them. NAME@FILE lets a peer
@@ -23,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from child import Child, EngineError
+from child import Answer, Child, EngineError
 from installed import OURS, PEERS, RUNNERS, default_peers_dir, install, missing, python_of
 from work import KINDS, Workload, choose, pair
 
@@ -65,6 +66,7 @@ class Result:
     """All runs of one workload: seconds by engine, in rounds.
 
     Attributes:
+        gap_ms: of `beside`, times between tokens by engine, in rounds.
         limit: tokens a second that this machine allows for our file, measured just before.
     """
 
@@ -72,6 +74,7 @@ class Result:
     limit: float | None = None
     seconds: dict[str, list[float]] = field(default_factory=dict)
     others: dict[str, list[float]] = field(default_factory=dict)
+    gap_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,9 +104,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tg", type=_count, default=128, help="tokens to decode")
     parser.add_argument("--depths", type=_count, nargs="+", default=[128, 1024, 4096, 8192])
     parser.add_argument("--pp", type=_count, nargs="+", default=[128, 512, 4096])
-    parser.add_argument("--batch", type=_count, default=16, help="requests at once")
+    parser.add_argument("--batch", type=_count, nargs="+", default=[16], help="requests at once")
     parser.add_argument("--batch-in", type=_count, default=128)
     parser.add_argument("--batch-out", type=_count, default=64)
+    parser.add_argument("--beside", type=_count, default=8, help="requests that decode")
+    parser.add_argument("--beside-prompt", type=_count, default=4000, help="beside this prompt")
     parser.add_argument("--rounds", type=_count, default=5)
     parser.add_argument("--threads", type=_count, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=_count, default=900, help="seconds for one answer")
@@ -163,6 +168,7 @@ def _workloads(asked: argparse.Namespace, weights: ModelWeights) -> list[Workloa
         depths=asked.depths,
         pp=asked.pp,
         batch=(asked.batch, asked.batch_in, asked.batch_out),
+        beside=(asked.beside, asked.beside_prompt),
     )
 
 
@@ -242,7 +248,7 @@ def _start_all(engines: Sequence[Engine], session: Session) -> dict[str, str]:
 
 def _limit(work: Workload, weights: ModelWeights, setup: Setup) -> float | None:
     """What the machine allows at this moment."""
-    if work.kind == "batch":
+    if work.kind in ("batch", "beside"):
         return None
     found = limits(weights, setup, work.prompt + work.n // 2, work.prompt)
     return found.tg_tok_s if work.kind == "tg" else found.pp_tok_s
@@ -273,19 +279,20 @@ def _turn(engine: Engine, number: int, result: Result, session: Session) -> None
     time.sleep(_SETTLE)
     try:
         if result.work.kind == "start":
-            seconds, others = _start_once(engine, ask, session), None
+            answer = Answer(_start_once(engine, ask, session), None)
         else:
             answer = engine.child.ask(ask)
-            seconds, others = answer.seconds, answer.others
     except EngineError as error:
         result.failed[engine.label] = str(error)
         result.seconds.pop(engine.label, None)
         return
     if number == 0:
         return
-    result.seconds.setdefault(engine.label, []).append(seconds)
-    if others is not None:
-        result.others.setdefault(engine.label, []).append(others)
+    result.seconds.setdefault(engine.label, []).append(answer.seconds)
+    if answer.others is not None:
+        result.others.setdefault(engine.label, []).append(answer.others)
+    if answer.gap_ms is not None:
+        result.gap_ms.setdefault(engine.label, []).append(answer.gap_ms)
 
 
 def _start_once(engine: Engine, ask: dict[str, Any], session: Session) -> float:
@@ -341,10 +348,18 @@ def _print_result(result: Result) -> None:
         if ours is not None and label != OURS:
             found = pair(ours, seconds)
             line += f"   ours is {found.ratio:.2f} × ({found.low:.2f} … {found.high:.2f})"
-        print(line)
+        print(line + _gaps(result.gap_ms.get(label)))
     for label, reason in result.failed.items():
         print(f"  {label:<28} failed: {reason}")
     sys.stdout.flush()
+
+
+def _gaps(rounds: Sequence[dict[str, float]] | None) -> str:
+    """Times between tokens: the median of the rounds of each figure."""
+    if rounds is None:
+        return ""
+    told = [f"{name} {statistics.median(r[name] for r in rounds):.0f}" for name in rounds[0]]
+    return f"   between tokens: {', '.join(told)} ms"
 
 
 def _to_json(
@@ -379,6 +394,7 @@ def _result_json(result: Result) -> dict[str, Any]:
             for label, seconds in result.seconds.items()
             if ours is not None and label != OURS
         },
+        "gap_ms": result.gap_ms,
         "others": result.others,
         "failed": result.failed,
     }

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-Kind = Literal["tg", "pp", "batch", "start"]
-KINDS: tuple[Kind, ...] = ("tg", "pp", "batch", "start")
+Kind = Literal["tg", "pp", "batch", "beside", "start"]
+KINDS: tuple[Kind, ...] = ("tg", "pp", "batch", "beside", "start")
 START_PROMPT = 8
+DECODING_PROMPT = 32  # of a request that decodes beside a long prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Workload:
     Attributes:
         prompt: tokens of a prompt (for `tg`: the depth that decoding starts at).
         n: output tokens of a request.
-        requests: how many at once.
+        requests: how many at once (for `beside`: how many decode while the prompt is computed).
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Workload:
             "tg": f"tg{self.n} at depth {self.prompt}",
             "pp": f"pp{self.prompt}",
             "batch": f"batch {self.requests} ({self.prompt} in, {self.n} out)",
+            "beside": f"{self.requests} decode beside a prompt of {self.prompt}",
             "start": f"start to first token of {self.prompt}",
         }[self.kind]
 
@@ -58,6 +60,9 @@ class Workload:
         prompts: list[list[int]] = ids.tolist()
         if self.kind == "batch":
             return {"work": "batch", "prompts": prompts, "n": self.n}
+        if self.kind == "beside":
+            short = [prompt[:DECODING_PROMPT] for prompt in prompts]
+            return {"work": "beside", "prompts": short, "prompt": prompts[0]}
         if self.kind == "tg":
             return {"work": "tg", "prompt": prompts[0], "n": self.n}
         return {"work": "pp", "prompt": prompts[0]}
@@ -94,11 +99,13 @@ def choose(
     tg: int,
     depths: Sequence[int],
     pp: Sequence[int],
-    batch: tuple[int, int, int],
+    batch: tuple[Sequence[int], int, int],
+    beside: tuple[int, int] = (8, 4000),
 ) -> list[Workload]:
     """The workloads that were asked for; what exceeds the model's context becomes what just fits.
 
-    `batch` is (requests, tokens in, tokens out).
+    `batch` is (numbers of requests, tokens in, tokens out), `beside` is (requests that decode,
+    tokens of the prompt).
     """
     found: list[Workload] = []
     for kind in kinds:
@@ -107,8 +114,10 @@ def choose(
         elif kind == "pp":
             found += [Workload("pp", min(length, context - 2)) for length in pp]
         elif kind == "batch":
-            requests, prompt, n = batch
-            found.append(Workload("batch", prompt, n, requests))
+            sizes, prompt, n = batch
+            found += [Workload("batch", prompt, n, requests) for requests in sizes]
+        elif kind == "beside":
+            found.append(Workload("beside", min(beside[1], context - 2), 1, beside[0]))
         else:
             found.append(Workload("start", START_PROMPT))
     for work in found:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,16 +25,20 @@ from llama_cpp import llama_cpp as c
 from serve import Setup, main
 
 _N_BATCH = 512
+_SERVER_BATCH = 2048  # llama-server's own, in micro-batches of 512
+_FIRST = 4  # tokens of those that decode before the long prompt comes
 
 
 class Context:
     """A llama.cpp context with one batch that is used for every call."""
 
-    def __init__(self, model: Any, threads: int, sequences: int, tokens: int) -> None:
+    def __init__(
+        self, model: Any, threads: int, sequences: int, tokens: int, n_batch: int = _N_BATCH
+    ) -> None:
         params = c.llama_context_default_params()
         # A multiple of 256 is what llama.cpp rounds a sequence's share up to.
         params.n_ctx = -(-tokens // 256) * 256 * sequences
-        params.n_batch = params.n_ubatch = _N_BATCH
+        params.n_batch, params.n_ubatch = n_batch, _N_BATCH
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads
         self.flash_attn, self.type_k = params.flash_attn_type, params.type_k
@@ -42,7 +47,12 @@ class Context:
             raise RuntimeError("llama_init_from_model failed")
         self._vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
         self._memory = c.llama_get_memory(self._context)
-        self._batch = c.llama_batch_init(_N_BATCH, 0, 1)
+        self._batch = c.llama_batch_init(n_batch, 0, 1)
+
+    def close(self) -> None:
+        """Free the cache and the batch."""
+        c.llama_batch_free(self._batch)
+        c.llama_free(self._context)
 
     def clear(self) -> None:
         """Forget every sequence: nothing of a run helps the next."""
@@ -151,6 +161,41 @@ class LlamaCpp:
             context.decode(len(tokens))
             tokens = [context.greedy(row) for row in range(len(tokens))]
         return perf_counter() - started
+
+    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
+        """As llama-server fills a batch: a token of every request that generates, then as much of
+        the prompt as fits.
+        """
+        setup, long = self._setup, len(prompts)
+        context = Context(self._model, setup.threads, long + 1, len(prompt) + 512, _SERVER_BATCH)
+        try:
+            tokens = context.prefill(prompts)
+            positions = [len(ids) for ids in prompts]
+            for _ in range(_FIRST):
+                self._decode_all(context, tokens, positions)
+                context.decode(long)
+                tokens = [context.greedy(row) for row in range(long)]
+            times, done = [perf_counter()], 0
+            while done < len(prompt):
+                self._decode_all(context, tokens, positions)
+                part = prompt[done : done + _SERVER_BATCH - long]
+                for row, token in enumerate(part, start=long):
+                    position = done + row - long
+                    context.put(row, token, position, long, position == len(prompt) - 1)
+                done += len(part)
+                context.decode(long + len(part))
+                tokens = [context.greedy(row) for row in range(long)]
+                times.append(perf_counter())
+            gaps = [b - a for a, b in pairwise(times) for _ in prompts]
+            return times[-1] - times[0], gaps
+        finally:
+            context.close()
+
+    def _decode_all(self, context: Context, tokens: list[int], positions: list[int]) -> None:
+        """The first rows of a batch: the newest token of every sequence that generates."""
+        for row, token in enumerate(tokens):
+            context.put(row, token, positions[row], row, True)
+            positions[row] += 1
 
     def logits(self, prompt: list[int], path: str) -> float:
         """Every position's logits into a file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -11,14 +12,17 @@ from serve import Setup, main
 from seethrough import LLM
 
 _BLOCK = 16
+_BESIDE = 16 * 1024
+_FIRST = 4  # tokens of those that decode before the long prompt comes
 
 
 class Seethrough:
     """`LLM.generate`, with tokenizing left out (the prompt is ids) and everything else in."""
 
     def __init__(self, setup: Setup) -> None:
-        # Cache for the longest request or for the whole batch, as the other engines get it.
-        tokens = max(setup.context, setup.requests * (setup.request_tokens + _BLOCK))
+        # Cache for the longest request or for the whole batch, as the other engines get it, and for
+        # those that decode beside a long prompt.
+        tokens = max(setup.context, setup.requests * (setup.request_tokens + _BLOCK)) + _BESIDE
         self.llm = LLM(
             setup.model,
             threads=setup.threads,
@@ -50,6 +54,29 @@ class Seethrough:
         started = perf_counter()
         self._generate(prompts, n)
         return perf_counter() - started
+
+    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
+        """Streams that run as one batch; each piece has come when its step is over."""
+        ask = {"temperature": 0, "ignore_eos": True}
+        streams = [self.llm.stream({"prompt_token_ids": ids}, **ask) for ids in prompts]
+        try:
+            for _ in range(_FIRST):
+                for stream in streams:
+                    next(stream)
+            started = perf_counter()
+            long = self.llm.stream({"prompt_token_ids": prompt}, **(ask | {"max_tokens": 1}))
+            first = long.output().metrics
+            times = [started]
+            while first.ttft_ms is None:
+                for stream in streams:
+                    next(stream)
+                times.append(perf_counter())
+                first = long.output().metrics
+            gaps = [b - a for a, b in pairwise(times) for _ in streams]
+            return first.ttft_ms / 1e3, gaps
+        finally:
+            for stream in streams:
+                stream.close()
 
     def _generate(self, prompts: list[list[int]], n: int) -> list[Any]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -5,11 +5,15 @@ Only the standard library is used here: every peer's own environment runs this f
     {"work": "tg", "prompt": [ids], "n": 128}         decode n tokens after the prompt's own token
     {"work": "pp", "prompt": [ids]}                   prompt to first token
     {"work": "batch", "prompts": [[ids], ...], "n": 64}   all at once, n output tokens each
+    {"work": "beside", "prompts": [[ids], ...], "prompt": [ids]}   the prompts decode; then the long
+                                                          prompt comes, until its first token
     {"work": "logits", "prompt": [ids], "path": "x.npy"}  float32 [ids, vocabulary], where an engine
                                                           can say them
 
 The answer is {"seconds": ...}. What counts as seconds: for `tg` from the first output token to the
-last, for `pp` from the prompt to the first output token, for `batch` everything.
+last, for `pp` from the prompt to the first output token, for `batch` everything, for `beside` from
+the long prompt to its first token; it comes with "gap_ms", the times between two tokens of those
+that decode meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +39,13 @@ class Engine(Protocol):
     def pp(self, prompt: list[int]) -> float: ...
 
     def batch(self, prompts: list[list[int]], n: int) -> float: ...
+
+
+@runtime_checkable
+class RunsBeside(Protocol):
+    """An engine whose requests come and go while others run."""
+
+    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]: ...
 
 
 @runtime_checkable
@@ -68,10 +79,25 @@ def main(build: Callable[[Setup], Engine]) -> None:
         sys.exit(1)
     for line in sys.stdin:
         try:
-            answer = {"seconds": _seconds(engine, json.loads(line))}
+            answer = _answer(engine, json.loads(line))
         except Exception as error:  # noqa: BLE001 - one work that fails does not end the others
             answer = _failure(error)
         _say(answers, answer)
+
+
+def _answer(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
+    if asked["work"] != "beside":
+        return {"seconds": _seconds(engine, asked)}
+    if not isinstance(engine, RunsBeside):
+        raise ValueError("this engine takes all requests at once or none")
+    seconds, gaps = engine.beside(asked["prompts"], asked["prompt"])
+    gaps.sort()
+    last = len(gaps) - 1
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {
+        "seconds": seconds,
+        "gap_ms": {name: gaps[round(share * last)] * 1e3 for name, share in shares.items()},
+    }
 
 
 def _seconds(engine: Engine, asked: dict[str, Any]) -> float:

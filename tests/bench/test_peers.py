@@ -54,7 +54,7 @@ def test_the_command_line_has_defaults_and_names_what_it_does_not_know(
 ) -> None:
     parse = bench("peers").parse
     asked = parse(["--peers", "llama.cpp", "llama.cpp@other.gguf", "--work", "tg", "pp"])
-    assert (asked.rounds, asked.batch, asked.batch_in, asked.batch_out) == (5, 16, 128, 64)
+    assert (asked.rounds, asked.batch, asked.batch_in, asked.batch_out) == (5, [16], 128, 64)
     assert asked.peers == ["llama.cpp", "llama.cpp@other.gguf"]
     for wrong in (["--peers", "ollama"], ["--rounds", "0"], ["--work", "magic"]):
         with pytest.raises(SystemExit):
@@ -72,12 +72,13 @@ def test_ratios_are_of_medians_and_of_the_runs_of_one_round() -> None:
 def test_workloads_beyond_the_context_become_what_just_fits_once() -> None:
     choose = bench("work").choose
     works = choose(
-        ["tg", "pp", "batch", "start"],
+        ["tg", "pp", "batch", "beside", "start"],
         context=1000,
         tg=100,
         depths=[128, 4096, 8192],
         pp=[512, 4096],
-        batch=(16, 128, 64),
+        batch=([16, 64], 128, 64),
+        beside=(3, 700),
     )
     assert [work.name for work in works] == [
         "tg100 at depth 128",
@@ -85,11 +86,13 @@ def test_workloads_beyond_the_context_become_what_just_fits_once() -> None:
         "pp512",
         "pp998",
         "batch 16 (128 in, 64 out)",
+        "batch 64 (128 in, 64 out)",
+        "3 decode beside a prompt of 700",
         "start to first token of 8",
     ]
     assert max(work.length for work in works) == 1000
     with pytest.raises(ValueError, match="does not fit"):
-        choose(["tg"], context=64, tg=100, depths=[16], pp=[], batch=(1, 1, 1))
+        choose(["tg"], context=64, tg=100, depths=[16], pp=[], batch=([1], 1, 1))
 
 
 def test_all_engines_of_a_round_get_the_same_ids_and_rounds_differ() -> None:
@@ -133,6 +136,7 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
         assert failed == {"openvino": "RuntimeError: no seven threads here"}
         decode = peers._measure(engines, work.Workload("tg", 4, 10), session)
         batch = peers._measure(engines, work.Workload("batch", 4, 2, 2), session)
+        beside = peers._measure(engines, work.Workload("beside", 9, 1, 2), session)
         begin = peers._measure(engines, work.Workload("start", 8), session)
     finally:
         for engine in engines:
@@ -140,6 +144,7 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
     assert decode.seconds == {"seethrough": [0.1, 0.1], "vllm": [0.1, 0.1]}
     assert batch.seconds == {}
     assert batch.failed["vllm"] == "ValueError: one request at a time"
+    assert "all requests at once" in beside.failed["vllm"]
     assert all(0 < seconds < 60 for seconds in begin.seconds["vllm"])
     shown = capsys.readouterr().out
     assert "100.0 tok/s   ours is 1.00 × (1.00 … 1.00)" in shown
@@ -149,6 +154,25 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
         "low": 1.0,
         "high": 1.0,
     }
+
+
+def test_times_between_tokens_beside_a_long_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours, on a tiny file: as many times as tokens came while the prompt was computed."""
+    monkeypatch.syspath_prepend(str(BENCH / "runners"))
+    synthetic, serve, runner = bench("synthetic"), bench("serve"), bench("run_seethrough")
+    file = tmp_path / "tiny.gguf"
+    synthetic.write_random(synthetic.Shape(2, 256, 4, 2, 64, 512, 384, 1024, False), "q4_0", file)
+    engine = runner.Seethrough(serve.Setup(str(file), 1, 1000, 1, 64, "bf16"))
+    ask = bench("work").Workload("beside", 900, 1, 3).ask(1, 300)
+    assert [len(ids) for ids in (*ask["prompts"], ask["prompt"])] == [32, 32, 32, 900]
+    seconds, gaps = engine.beside(ask["prompts"], ask["prompt"])
+    assert len(gaps) == 3 * -(-900 // 128)  # 128 rows of the prompt go beside decodes
+    assert sum(gaps) / 3 == pytest.approx(seconds, rel=0.2)
+    told = serve._answer(engine, ask)
+    assert 0 < told["gap_ms"]["p50"] <= told["gap_ms"]["p99"] <= told["gap_ms"]["max"]
+    assert engine.llm.state.blocks_held == 0
 
 
 def test_an_engine_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
