@@ -10,7 +10,6 @@ import openvino as ov
 import openvino_genai as genai
 from serve import Setup, main
 
-
 _CACHE_GB = 2
 _FIRST = 4  # tokens of those that decode before the long prompt comes
 
