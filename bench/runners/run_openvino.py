@@ -49,7 +49,10 @@ class OpenVino:
             scheduler = genai.SchedulerConfig()
             scheduler.cache_size = _CACHE_GB
             self._batching = genai.ContinuousBatchingPipeline(
-                self._setup.model, scheduler, "CPU", INFERENCE_NUM_THREADS=self._setup.threads
+                self._setup.model,
+                scheduler,
+                "CPU",
+                {"INFERENCE_NUM_THREADS": self._setup.threads},
             )
         pipe = self._batching
         streams = [self._add(pipe, ids, 1024) for ids in prompts]

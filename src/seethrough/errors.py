@@ -143,3 +143,9 @@ class RecordError(SeethroughError):
     """Recorded requests cannot be kept or read, or there is none of that name."""
 
     exit_code = 2
+
+
+class DiffError(SeethroughError):
+    """Two runs cannot be laid side by side; the message says why."""
+
+    exit_code = 2

@@ -38,7 +38,7 @@ from seethrough.engine.recorder import (
     Recorder,
     Store,
 )
-from seethrough.errors import ParameterError, SeethroughError, TraceError
+from seethrough.errors import DiffError, ParameterError, SeethroughError, TraceError
 from seethrough.model.load import ModelWeights
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.params import EffectiveParams, SamplingParams
@@ -48,6 +48,8 @@ from seethrough.trace.trace import Trace
 from seethrough.trace.tracer import DEFAULT_BYTE_BUDGET, TraceFilter, Tracer
 
 BatchProgress = Callable[[int, int], None]
+# What says where a text ends, and which prompt rows have logits.
+_LENGTH_FIELDS = ("min_tokens", "ignore_eos", "stop", "stop_token_ids", "prompt_logprobs")
 
 
 class LLM:
@@ -267,6 +269,60 @@ class LLM:
             raise ParameterError("n", effective.n, "a trace follows one sample")
         job = self.intake.job(text, ids, effective, arrival, alone=True, forced=forced)
         return self._traced(job, chosen, seconds)
+
+    def follow(
+        self,
+        other: Trace,
+        params: SamplingParams | None = None,
+        *,
+        stages: Iterable[str] | None = None,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
+        tokens: Iterable[int] | None = None,
+        byte_budget: int = DEFAULT_BYTE_BUDGET,
+        **sampling: Any,
+    ) -> Trace:
+        """Run the ids of another model's trace, prompt and output, and keep the same values.
+
+        Every output token is the other's, whatever this model would choose, so that each position
+        stands beside its own (`trace.diff`). Where the text ends is the other's as well, and the
+        seed; what else is sampled with is this model's own.
+
+        Raises:
+            DiffError: the ids mean other tokens in this model, or end its text earlier.
+            TraceError: as `trace`.
+        """
+        ids, output = other.prompt_token_ids, other.output.outputs[0].token_ids
+        self._check_pieces(other)
+        chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
+        (asked,) = params_for(1, params, sampling)
+        was = other.output.params
+        same = {name: getattr(was, name) for name in _LENGTH_FIELDS}
+        effective = replace(self.effective(asked), n=1, **same, max_tokens=len(output))
+        if effective.origin["seed"] == "engine":
+            effective = replace(effective, seed=was.seed)
+        forced = dict(enumerate(output))
+        now = time.perf_counter()
+        job = self.intake.job(other.prompt, ids, effective, now, alone=True, forced=forced)
+        found = self._traced(job, chosen, 0.0)
+        ran = found.output.outputs[0]
+        if len(ran.token_ids) < len(output) and ran.error is None:
+            raise DiffError(
+                f"B ends its text at output token {len(ran.token_ids) - 1} ({ran.stop_reason!r}), "
+                f"where A goes on; with ignore_eos both go on"
+            )
+        return found
+
+    def _check_pieces(self, other: Trace) -> None:
+        ids = other.prompt_token_ids + other.output.outputs[0].token_ids
+        if max(ids) >= self.spec.vocab_size:
+            raise DiffError(
+                f"B has {self.spec.vocab_size} tokens, but A uses the id {max(ids)}: their "
+                "vocabularies differ"
+            )
+        for token_id, piece, own in zip(ids, other.tokens, self.tokenizer.pieces(ids), strict=True):
+            if piece != own:
+                raise DiffError(f"the id {token_id} is {piece!r} in A and {own!r} in B")
 
     def replay(
         self,

@@ -23,6 +23,7 @@ from seethrough.cli.flags import (
     integers,
     name_value,
     names,
+    number,
     text,
 )
 from seethrough.cli.messages import Speaker, detect_language
@@ -137,6 +138,19 @@ _REPLAY_FLAGS = (
         repeat=True,
     ),
 )
+_DIFF_FLAGS = (
+    Flag(
+        "check",
+        Text("exit code 1 if a single bit differs", "只要有一位不同，退出码就是 1"),
+    ),
+    Flag(
+        "tolerance",
+        Text("relative error that counts as parting (0.01)", "视为不同的相对误差（0.01）"),
+        number,
+        "E",
+    ),
+    *(flag for flag in _TRACE_FLAGS if flag.name in ("stage", "layer", "byte-budget")),
+)
 _BENCH_FLAGS = (
     Flag("pp", Text("prompt tokens to prefill (512)", "预填充的 token 数（512）"), integer, "N"),
     Flag("tg", Text("tokens to decode (128)", "生成的 token 数（128）"), integer, "N"),
@@ -202,6 +216,22 @@ VERBS: tuple[Verb, ...] = (
             ),
         ),
         (RECORD, *_REPLAY_FLAGS, JSON, *_TRACE_FLAGS, MODEL, *ENGINE, LANG, QUIET, CACHE_DIR),
+    ),
+    Verb(
+        "diff",
+        Text(
+            "two models, or two ways to run one, stage by stage; each is MODEL[,NAME=VALUE…], such "
+            "as ,backend=reference",
+            "逐阶段比较两个模型，或同一模型的两种运行方式；每方写作 MODEL[,NAME=VALUE…]，例如 "
+            ",backend=reference",
+        ),
+        "diff:run",
+        (
+            Argument("a", Text("A: the one that is compared with", "A：比较的基准")),
+            Argument("b", Text("B: runs along A's ids", "B：沿 A 的 token 编号运行")),
+            Argument("prompt", _PROMPT),
+        ),
+        (MODEL, FILE, JSON, *_DIFF_FLAGS, *SAMPLING, *ENGINE, LANG, QUIET, CACHE_DIR),
     ),
     Verb(
         "bench",

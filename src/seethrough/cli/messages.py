@@ -111,6 +111,28 @@ MESSAGES: Mapping[str, Text] = {
         "they part at output token {index}", "从第 {index} 个输出 token 起不同"
     ),
     "replay_never_part": Text("they do not part", "两者没有不同"),
+    "diff_sides": Text(
+        "two are compared: seethrough diff A B PROMPT, each MODEL[,NAME=VALUE…]",
+        "需要比较两方：seethrough diff A B 提示词，每方写作 MODEL[,NAME=VALUE…]",
+    ),
+    "diff_value_columns": Text(
+        "stage|value|layer|relative error|max abs|differing",
+        "阶段|值|层|相对误差|最大差|不同的个数",
+    ),
+    "diff_position_columns": Text(
+        "position|next token|p A / B|rank A / B|KL (nats)|KL of candidates|greedy A / B",
+        "位置|下一个 token|概率 A / B|名次 A / B|KL (nat)|候选 KL|贪心 A / B",
+    ),
+    "diff_unlike": Text("not compared: {name}", "未比较：{name}"),
+    "diff_unlike_only": Text("what both have is identical to the bit", "两方共有的值逐位相同"),
+    "diff_identical": Text("identical to the bit", "逐位相同"),
+    "diff_parting": Text("they part at {where}", "开始不同之处：{where}"),
+    "diff_beyond": Text(
+        "above a relative error of {tolerance} at {where}", "相对误差首次超过 {tolerance}：{where}"
+    ),
+    "diff_within": Text("no relative error is above {tolerance}", "相对误差都不超过 {tolerance}"),
+    "diff_join": Text("; ", "；"),
+    "diff_layer": Text("{name} of layer {layer}", "第 {layer} 层的 {name}"),
     "trace_written": Text("written to {path}", "已写入 {path}"),
     "trace_survivors": Text(
         "{before} → {after} candidates, {mass} of the mass kept, {changed} logits changed",

@@ -40,13 +40,10 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
 
 def selection(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the flags say that a trace shall hold; one matrix needs nothing but itself."""
-    return {
-        "stages": _only(arguments.stage) or arguments.stages,
-        "layers": _only(arguments.layer) or arguments.layers,
-        "heads": _only(arguments.head) or arguments.heads,
-        "tokens": _only(arguments.token) or arguments.tokens,
-        "byte_budget": arguments.byte_budget or DEFAULT_BYTE_BUDGET,
-    }
+    given = vars(arguments)
+    kinds = ("stage", "layer", "head", "token")
+    chosen = {f"{kind}s": _only(given.get(kind)) or given.get(f"{kind}s") for kind in kinds}
+    return {**chosen, "byte_budget": arguments.byte_budget or DEFAULT_BYTE_BUDGET}
 
 
 def show(trace: Trace, arguments: argparse.Namespace, speaker: Speaker) -> None:
@@ -63,7 +60,7 @@ def show(trace: Trace, arguments: argparse.Namespace, speaker: Speaker) -> None:
 
 def keep(trace: Trace, arguments: argparse.Namespace, speaker: Speaker) -> None:
     """Write the file that was asked for, and say what did not fit into the trace."""
-    if arguments.out is not None:
+    if getattr(arguments, "out", None) is not None:
         trace.save(arguments.out)
         speaker.note("trace_written", path=arguments.out)
     if trace.omitted:
