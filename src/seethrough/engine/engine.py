@@ -115,9 +115,10 @@ class Engine:
         row = 0
         try:
             for item in scheduled:
-                self.scheduler.computed(item)
                 count = len(item.logit_positions)
-                yield self._advance(item, logits[row : row + count], tracer)
+                if item.request.finish_reason is None:  # who took a delta may have ended others
+                    self.scheduler.computed(item)
+                    yield self._advance(item, logits[row : row + count], tracer)
                 row += count
         finally:
             self.scheduler.drop_finished()
