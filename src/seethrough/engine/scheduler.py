@@ -183,6 +183,7 @@ class Scheduler:
         request.table.share(reuse.blocks)
         request.table.reserve(request.num_tokens)
         request.num_computed = reuse.tokens
+        request.most_computed = max(request.most_computed, reuse.tokens)
         if request.num_preemptions == 0:
             request.num_cached_tokens = reuse.tokens
             self._metrics.prompt_tokens += request.num_tokens
@@ -209,12 +210,18 @@ class Scheduler:
         return Reuse(blocks, min(len(blocks) * size, most))
 
     def _is_coming(self, request: Request, found: int) -> bool:
-        """Whether a running request is about to compute the very block that this one lacks."""
+        """Whether a running request is about to compute the very block that this one lacks.
+
+        One that has computed it already brings nothing: its block is not remembered any more.
+        """
         if request.chain is None or request.unscored is not None:
             return False
         lacked = request.chain.keys[found : found + 1]
+        end = (found + 1) * self._pool.block_size
         return bool(lacked) and any(
-            other.chain is not None and other.chain.keys[found : found + 1] == lacked
+            other.chain is not None
+            and other.num_computed < end
+            and other.chain.keys[found : found + 1] == lacked
             for other in self.running
         )
 
