@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gguf
 import tokenizers
-from engine_forge import SPECIALS, _alphabet_bytes, _dressed, write_tokenizer
+from engine_forge import SPECIALS, alphabet_bytes, dressed, write_tokenizer
 from proof import House
 from test_gguf_families import Q4_0, Q8_0, stored, write
 from tiny_models import FAMILIES, VOCAB, TinyModels
@@ -20,9 +20,9 @@ HOUSES = (*FAMILIES, *QUANTIZED)
 def little_tokenizer() -> tokenizers.Tokenizer:
     """As many ids as the tiny models have: printable ASCII, parts of characters, specials."""
     known = [*range(0x20, 0x7F), 0xC3, 0xE2, *range(0x80, 0x80 + VOCAB - 95 - 2 - len(SPECIALS))]
-    spelling = {byte: char for char, byte in _alphabet_bytes().items()}
+    spelling = {byte: char for char, byte in alphabet_bytes().items()}
     vocab = {spelling[byte]: i for i, byte in enumerate(known)}
-    return _dressed(tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [])), SPECIALS, None)
+    return dressed(tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [])), SPECIALS, None)
 
 
 def little_metadata(backend: tokenizers.Tokenizer) -> Callable[[gguf.GGUFWriter], None]:

@@ -261,10 +261,10 @@ def test_a_storm_of_clients_that_give_up_and_come_back(house: House) -> None:
                 bench.close(beat)
                 waits.append(step - came)
         beats = [(came, beat) for came, beat in beats if beat.running]
-    assert min(done) >= 1
+    assert min(done) >= 3
     assert sum(done) > 100
     assert cancelled > 50
-    assert bench.engine.metrics.preemptions > 20
+    assert bench.engine.metrics.preemptions > 5
     assert max(waits) < 200
     for job in (*open_jobs, *(beat for _, beat in beats)):
         bench.close(job)

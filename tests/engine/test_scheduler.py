@@ -147,7 +147,8 @@ class World:
             assert oldest in running, "the oldest gave way"
         if before:
             assert before[0] in running, "the oldest that runs gave way"
-            assert planned.get(before[0], 0) >= 1, "the oldest that runs stands still"
+        if running:  # one that came earlier, but was passed, may have started just now
+            assert planned.get(running[0], 0) >= 1, "the oldest that runs stands still"
 
     def write(self, request: Request, start: int, stop: int) -> None:
         text = tuple(request.tokens(0, stop))
