@@ -421,15 +421,13 @@ class LLM:
         return [job.output() for job in jobs]
 
     def _run(self, jobs: Sequence[Job], progress: BatchProgress | None) -> None:
-        reported = 0
-        while any(job.running for job in jobs):
-            self.jobs.step()
-            if progress is None:
-                continue
-            done = sum(not job.running for job in jobs)
-            if done > reported:
-                progress(done, len(jobs))
-                reported = done
+        left = set(jobs)
+        while left and self.jobs.busy:
+            for job in self.jobs.step():
+                if job in left and not job.running:
+                    left.remove(job)
+                    if progress is not None:
+                        progress(len(jobs) - len(left), len(jobs))
 
     def _stream(self, encode: Encoder, param: SamplingParams, cache_salt: str | None) -> Stream:
         job = self.intake.prepare(encode, param, cache_salt)
@@ -495,6 +493,10 @@ def _store(record: str | Path | None, limit: int, max_bytes: int) -> Store | Non
             raise ParameterError(name, value, "0 or more is expected")
     if record is None:
         return None
+    if str(record) == "":
+        raise ParameterError("record", record, "a directory is expected")
+    if limit == 0:
+        raise ParameterError("record_limit", limit, "room for at least one request is expected")
     from seethrough.engine.record_store import RecordStore  # SQLite is for those who want it
 
     return RecordStore(Path(record), limit=limit, max_bytes=max_bytes)

@@ -192,6 +192,20 @@ def test_nothing_is_recorded_unless_asked(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_name_is_no_directory(
+    seethrough: Seethrough,
+    chat_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("run", "a", "--model", chat_model, "--max-tokens", 1)
+    assert seethrough(*words, "--record", "").code == 2
+    monkeypatch.setenv("SEETHROUGH_RECORD", "")
+    assert seethrough(*words).code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_used(
     seethrough: Seethrough, chat_model: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,10 @@ from seethrough import LLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_forge import Models, Rig, tiny_llama
+
+if TYPE_CHECKING:
+    from houses import Houses
+    from tiny_models import TinyModels
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +39,14 @@ def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llm(models: Models, llama_dir: Path) -> LLM:
     return models(llama_dir, max_model_len=128)
+
+
+@pytest.fixture(scope="session")
+def houses(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Houses:
+    """A tiny model of every family, around which a test builds the engines that it wants."""
+    from houses import Houses
+
+    return Houses(tiny, tmp_path_factory.mktemp("houses"))
 
 
 @pytest.fixture(scope="session")

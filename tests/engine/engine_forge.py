@@ -65,7 +65,7 @@ def byte_tokenizer(
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
     vocab = {piece: i for i, piece in enumerate([*alphabet, *words])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
-    return _dressed(backend, specials, bos)
+    return dressed(backend, specials, bos)
 
 
 def trained_tokenizer() -> tokenizers.Tokenizer:
@@ -79,10 +79,10 @@ def trained_tokenizer() -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = "the quick brown fox jumps over the lazy dog and the other dog sleeps on the floor "
     backend.train_from_iterator([text] * 4, trainer)
-    return _dressed(backend, SPECIALS, None)
+    return dressed(backend, SPECIALS, None)
 
 
-def _dressed(
+def dressed(
     backend: tokenizers.Tokenizer, specials: Sequence[str], bos: str | None
 ) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,14 +96,14 @@ def _dressed(
 
 
 @functools.cache
-def _alphabet_bytes() -> dict[str, int]:
+def alphabet_bytes() -> dict[str, int]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
 def _byte_of(piece: str) -> int:
-    return _alphabet_bytes()[piece]
+    return alphabet_bytes()[piece]
 
 
 def write_tokenizer(

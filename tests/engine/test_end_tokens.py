@@ -171,6 +171,31 @@ def test_a_stop_on_the_last_allowed_token_is_a_stop(ended: Callable[..., Any]) -
     assert ended("abc", "<|end|>", max_tokens=3, stop="cx").text == "abc"
 
 
+@pytest.mark.parametrize(
+    ("end", "more"),
+    [
+        ("<|end|>", {}),
+        ("ZZ", {"stop": "ZZ"}),
+        ("Z", {"stop": ["no", "Z"]}),
+        ("Z", {"stop_token_ids": [ord("Z")]}),
+        ("A", {"config": A}),
+    ],
+)
+def test_how_it_ended_for_every_limit(
+    rig: Rig, ended: Callable[..., Any], end: str, more: dict[str, Any]
+) -> None:
+    """vllm-project/vllm#53269, llama.cpp PR#7198: the end that was reached, streamed or not."""
+    whole = len(rig.ids("call(1)", end))
+    for most in range(1, whole + 3):
+        output = ended("call(1)", end, "and more", max_tokens=most, **more)
+        reached = most >= whole
+        assert output.finish_reason == ("stop" if reached else "length"), most
+        assert (output.stop_reason is not None) == reached
+        assert len(output.token_ids) == min(most, whole)
+        # What was cut in the middle of a stop string is text that was said.
+        assert output.text == ("call(1)" if reached else ("call(1)" + end)[:most])
+
+
 @pytest.mark.parametrize("most", [1, 5, 20])
 def test_counts_are_the_sampled_ids(says: Says, most: int) -> None:
     """lmstudio-ai/lmstudio-bug-tracker#2335: nothing is counted from text."""

@@ -70,6 +70,20 @@ def test_without_max_tokens_the_rest_of_the_context_is_filled(short: LLM) -> Non
         assert output.outputs[0].finish_reason == "length"
 
 
+def test_several_fill_the_context_over_a_pool_that_holds_one(
+    short: LLM, models: Models, llama_dir: Path
+) -> None:
+    """ggml-org/llama.cpp#13359: each gives way and comes back, and each ends at the same place."""
+    tight = models(llama_dir, max_model_len=64, num_kv_blocks=4)
+    asked, way = [prompt(*range(n)) for n in (1, 16, 30, 63)], {"ignore_eos": True, "seed": 3}
+    outputs = tight.generate(asked, **way)
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    for output, ids in zip(outputs, asked, strict=True):
+        assert output.outputs == short.generate(ids, **way)[0].outputs
+        assert output.metrics.completion_tokens == 64 - len(ids["prompt_token_ids"])
+        assert output.outputs[0].finish_reason == "length"
+
+
 def test_a_full_context_reaches_the_models_own_end(says: Says) -> None:
     llm = says("x" * CONTEXT)
     output = llm.generate(prompt(1), temperature=0)[0].outputs[0]

@@ -188,6 +188,37 @@ def test_finding(store: RecordStore) -> None:
     assert store.get("req-1' OR '1'='1") is None
 
 
+def test_reading_changes_nothing(store: RecordStore, tmp_path: Path) -> None:
+    """Also while another process has the file open for writing, and from a copy of it."""
+    store.write([record(1)], ORIGIN)
+    reader = RecordStore(tmp_path / "records", read_only=True)
+    assert [r.request_id for r in reader.list(5)] == ["req-1"]
+    with pytest.raises(RecordError, match="readonly"):
+        reader.write([record(2)], ORIGIN)
+    store.write([record(3)], ORIGIN)
+    assert [r.request_id for r in reader.list(5)] == ["req-3", "req-1"]
+    reader.close()
+    store.close()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / FILE).write_bytes((tmp_path / "records" / FILE).read_bytes())
+    before = (copy / FILE).stat().st_mtime_ns
+    again = RecordStore(copy, read_only=True)
+    assert len(again.list(5)) == 2
+    again.close()
+    assert (copy / FILE).stat().st_mtime_ns == before
+
+
+def test_a_prompt_that_was_dropped_is_gone(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path, limit=1)
+    store.write([record(1, prompt="a very private prompt")], ORIGIN)
+    store.write([record(2, prompt="another")], ORIGIN)
+    store.close()
+    held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"another" in held
+    assert b"very private" not in held
+
+
 def test_the_newest_stay(tmp_path: Path) -> None:
     store = RecordStore(tmp_path, limit=5)
     for number in range(1, 13):
@@ -241,7 +272,7 @@ def test_two_that_write_one_directory(tmp_path: Path) -> None:
     for process in both:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-    store = RecordStore.existing(tmp_path)
+    store = RecordStore(tmp_path, read_only=True)
     ids = {r.request_id for r in store.list(1000)}
     assert ids == {f"{name}-{i}" for name in "ab" for i in range(60)}
     store.close()
@@ -264,7 +295,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> No
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
-    store = RecordStore.existing(tmp_path)
+    store = RecordStore(tmp_path)
     newest = store.get("last")
     assert newest is not None
     assert int(newest.request_id.removeprefix("req-")) >= 20
@@ -338,7 +369,7 @@ def test_damaged_bodies_are_errors_that_say_so(
 
 def test_what_is_no_record_file(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no requests were recorded"):
-        RecordStore.existing(tmp_path)
+        RecordStore(tmp_path, read_only=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot be recorded"):
         RecordStore(tmp_path / "file" / "below")
@@ -393,7 +424,7 @@ def test_what_was_served_is_kept(models: Models, llama_dir: Path, tmp_path: Path
 
 def _from_file(llm: LLM, folder: Path) -> Any:
     llm.recorder.flush()
-    return RecordStore.existing(folder).get
+    return RecordStore(folder, read_only=True).get
 
 
 def test_all_ways_to_end_are_kept(says: Any, rig: Rig) -> None:
@@ -443,6 +474,13 @@ def test_bounds_that_are_none(llama_dir: Path, setting: str, value: Any) -> None
         LLM(llama_dir, **{setting: value})
 
 
+def test_a_record_without_a_place_or_room(llama_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="record="):
+        LLM(llama_dir, record="")
+    with pytest.raises(ParameterError, match="record_limit"):
+        LLM(llama_dir, record=tmp_path, record_limit=0)
+
+
 def test_records_that_cannot_be_written_disturb_no_request(
     llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,7 +504,7 @@ def test_what_is_pending_is_written_when_the_program_ends(llama_dir: Path, tmp_p
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=90
     )
     assert ran.returncode == 0, ran.stderr
-    store = RecordStore.existing(tmp_path)
+    store = RecordStore(tmp_path, read_only=True)
     newest = store.get("last")
     assert newest is not None
     assert newest.request_id == ran.stdout.strip()

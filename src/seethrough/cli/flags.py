@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from seethrough.stages import Language, Text
@@ -121,6 +122,13 @@ def number(given: str) -> float:
 def text(given: str) -> str:
     """Any text."""
     return given
+
+
+def folder(given: str) -> Path:
+    """A directory; an empty text, which would be the one that we are in, is none."""
+    if not given:
+        raise argparse.ArgumentTypeError("a directory is expected")
+    return Path(given)
 
 
 def integers(given: str) -> list[int]:

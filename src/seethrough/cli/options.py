@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from seethrough.cli.flags import Flag, id_value, integer, integers, number, text
+from seethrough.cli.flags import Flag, folder, id_value, integer, integers, number, text
 from seethrough.cli.messages import LANGUAGES
 from seethrough.config import BACKENDS, CPU_PATHS, KV_CACHE_DTYPES
 from seethrough.sampling.params import SamplingParams
@@ -203,7 +203,7 @@ RECORD = Flag(
         "off by default)",
         "把完成的请求保存到此目录，供 replay 使用（提示词属于隐私，默认不保存）",
     ),
-    Path,
+    folder,
     "DIR",
 )
 RECORDING: tuple[Flag, ...] = (

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     if arguments.record is None:
         raise ParameterError("--record", "", speaker.text("replay_where"))
     check_selection(arguments)
-    store = RecordStore.existing(arguments.record)
+    store = RecordStore(arguments.record, read_only=True)
     try:
         if arguments.request == "list":
             return _list(store, arguments, speaker)

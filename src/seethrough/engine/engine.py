@@ -97,7 +97,7 @@ class Engine:
         """End a request now, wherever it is; it keeps the text that it has."""
         if request.finish_reason is None:
             self._finish(request, "abort")
-            self.scheduler.drop_finished()
+            self.scheduler.remove(request)
 
     def step(self, tracer: StepTracer | None = None) -> Iterator[Delta]:
         """One step of the loop; gives what it added to each request as soon as it is added.
@@ -115,10 +115,12 @@ class Engine:
         row = 0
         try:
             for item in scheduled:
+                rows = logits[row : row + len(item.logit_positions)]
+                row += len(rows)
+                if item.request.finish_reason is not None:
+                    continue  # who took a piece of this step has ended it
                 self.scheduler.computed(item)
-                count = len(item.logit_positions)
-                delta = self._advance(item, logits[row : row + count], tracer)
-                row += count
+                delta = self._advance(item, rows, tracer)
                 if delta.token_ids or delta.finish_reason is not None:
                     yield delta
         finally:

@@ -42,7 +42,7 @@ class Job:
 class Jobs:
     """The jobs of one engine. `finished` is told of every served job that ran and has ended."""
 
-    def __init__(self, engine: Engine, finished: Callable[[Job], None]) -> None:
+    def __init__(self, engine: Engine, finished: Callable[[Job], None] = lambda job: None) -> None:
         self._engine = engine
         self._finished = finished
         self._open: dict[str, Job] = {}

@@ -14,7 +14,7 @@ class EngineMetrics:
         steps: steps that computed anything.
         step_tokens: rows of the last step.
         computed_tokens: rows of all steps.
-        recomputed_tokens: those of them that had been computed before, and were lost to others.
+        recomputed_tokens: those of them that had been computed or found before, and were lost.
         prompt_tokens: tokens of the prompts that were started.
         cached_tokens: those of them that were found in the prefix cache.
         output_tokens: tokens that were chosen.

@@ -45,20 +45,31 @@ class RecordStore:
     """The records of a directory.
 
     Args:
-        limit: most requests that stay; 0 keeps those that are there and adds none.
+        limit: most requests that stay.
         max_bytes: most bytes that their values take.
+        read_only: nothing is made or changed; it may lie where nobody can write.
 
     Raises:
         RecordError: the directory or file cannot be used; the message says why.
     """
 
     def __init__(
-        self, directory: Path, *, limit: int = DEFAULT_REQUESTS, max_bytes: int = DEFAULT_BYTES
+        self,
+        directory: Path,
+        *,
+        limit: int = DEFAULT_REQUESTS,
+        max_bytes: int = DEFAULT_BYTES,
+        read_only: bool = False,
     ) -> None:
         self._path = directory / FILE
         self._limit = limit
         self._max_bytes = max_bytes
         self._origin: tuple[Origin, str] | None = None  # the last one, with its text
+        if read_only:
+            if not self._path.is_file():
+                raise RecordError(f"no requests were recorded in {directory}: it has no {FILE}")
+            self._db = _open_read_only(self._path)
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Prompts are private: nobody else may read the file, nor those that SQLite puts beside.
@@ -66,17 +77,6 @@ class RecordStore:
         except OSError as error:
             raise RecordError(f"requests cannot be recorded in {directory}: {error}") from None
         self._db = _open(self._path)
-
-    @classmethod
-    def existing(cls, directory: Path) -> RecordStore:
-        """The records that are there.
-
-        Raises:
-            RecordError: there are none.
-        """
-        if not (directory / FILE).is_file():
-            raise RecordError(f"no requests were recorded in {directory}: it has no {FILE}")
-        return cls(directory)
 
     def write(self, requests: Sequence[Recorded], origin: Origin) -> None:
         """Add requests of one origin, oldest first, and drop what exceeds the bounds; all or none.
@@ -144,20 +144,49 @@ class RecordStore:
 # ---------------------------------------------------------------------- the file
 
 
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # Statements outside a transaction stand for themselves; `write` opens its own.
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}",
+        timeout=_BUSY_MS / 1e3,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
+    )
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+    db.execute("PRAGMA trusted_schema = OFF")
+    return db
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    with _said(path):
+        db = _connect(path, "mode=ro")
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError:
+            # Where nothing can be written SQLite has no place for its own index of the log. Then
+            # nobody else writes either.
+            db.close()
+            db = _connect(path, "immutable=1")
+        try:
+            _check(db, path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
 def _open(path: Path) -> sqlite3.Connection:
     with _said(path):
-        # Statements outside a transaction stand for themselves; `write` opens its own.
-        db = sqlite3.connect(
-            path, timeout=_BUSY_MS / 1e3, isolation_level=None, check_same_thread=False
-        )
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
-        db.execute("PRAGMA trusted_schema = OFF")
+        db = _connect(path, "mode=rw")
         try:
             db.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
             with db:
                 db.execute("BEGIN IMMEDIATE")
-                _make_or_check(db, path)
+                _make(db)
+                _check(db, path)
             db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA secure_delete = FAST")  # a prompt that was dropped is gone
             # A crash of the machine may lose the last requests, never the file.
             db.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
@@ -166,18 +195,28 @@ def _open(path: Path) -> sqlite3.Connection:
         return db
 
 
-def _make_or_check(db: sqlite3.Connection, path: Path) -> None:
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    (version,) = db.execute("PRAGMA user_version").fetchone()
+def _make(db: sqlite3.Connection) -> None:
+    """The tables of a file that is new."""
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if (application, version, tables) == (0, 0, 0):
+    if (*_marks(db), tables) == (0, 0, 0):
         for statement in _TABLES.split(";"):
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {_APPLICATION}")
         db.execute(f"PRAGMA user_version = {_VERSION}")
-    elif application != _APPLICATION:
+
+
+def _marks(db: sqlite3.Connection) -> tuple[int, int]:
+    """Whose file it is, and its format."""
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    application, version = _marks(db)
+    if application != _APPLICATION:
         raise RecordError(f"{path} is the database of another program; choose another directory")
-    elif version != _VERSION:
+    if version != _VERSION:
         raise RecordError(
             f"{path} has records of format {version}, this version reads {_VERSION}; use the "
             "version that wrote it, or another directory"

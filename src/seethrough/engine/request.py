@@ -48,7 +48,7 @@ class Request:
         overtaken: how often others that came later were started before it.
         num_cached_tokens: prompt tokens that were found in the prefix cache when it first started.
         num_preemptions: how often it had to give back its blocks.
-        most_computed: the most tokens that were ever computed; below it is done again.
+        most_computed: the most tokens that were ever computed or found; below it is done again.
     """
 
     request_id: str

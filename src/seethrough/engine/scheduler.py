@@ -47,7 +47,7 @@ class Scheduler:
         self._metrics = metrics
         self._budget = config.max_num_batched_tokens
         self._long_prefill = config.long_prefill_token_threshold
-        # Every running request gets at least one row in every step.
+        # Every request that decodes gets a row in every step, and so does the oldest prompt.
         self._most_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._arrived = 0
         self.waiting: list[Request] = []
@@ -67,9 +67,14 @@ class Scheduler:
         self.waiting.append(request)
 
     def drop_finished(self) -> None:
-        """Forget who is done."""
+        """Forget who is done, after a step: only who runs can be."""
         self.running = [r for r in self.running if r.finish_reason is None]
-        self.waiting = [r for r in self.waiting if r.finish_reason is None]
+
+    def remove(self, request: Request) -> None:
+        """Forget one that was ended from outside, wherever it is; nothing if it is nowhere."""
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
 
     def schedule(self) -> list[Scheduled]:
         """The positions of the next step; empty only if there is nothing to do."""
@@ -177,12 +182,13 @@ class Scheduler:
             pool.blocks_for(r.positions_needed) > len(r.table.blocks) for r in self.running
         )
         next_token = min(request.num_tokens + 1, request.positions_needed)
-        new = pool.blocks_for(max(next_token, request.num_tokens)) - len(reuse.blocks)
+        new = pool.blocks_for(next_token) - len(reuse.blocks)
         if new + growing > pool.free_blocks - idle:
             return False
         request.table.share(reuse.blocks)
         request.table.reserve(request.num_tokens)
         request.num_computed = reuse.tokens
+        request.most_computed = max(request.most_computed, reuse.tokens)
         if request.num_preemptions == 0:
             request.num_cached_tokens = reuse.tokens
             self._metrics.prompt_tokens += request.num_tokens
@@ -209,12 +215,18 @@ class Scheduler:
         return Reuse(blocks, min(len(blocks) * size, most))
 
     def _is_coming(self, request: Request, found: int) -> bool:
-        """Whether a running request is about to compute the very block that this one lacks."""
+        """Whether a running request is about to compute the very block that this one lacks.
+
+        One that has computed it already brings nothing: its block is not remembered any more.
+        """
         if request.chain is None or request.unscored is not None:
             return False
         lacked = request.chain.keys[found : found + 1]
+        end = (found + 1) * self._pool.block_size
         return bool(lacked) and any(
-            other.chain is not None and other.chain.keys[found : found + 1] == lacked
+            other.chain is not None
+            and other.num_computed < end
+            and other.chain.keys[found : found + 1] == lacked
             for other in self.running
         )
 

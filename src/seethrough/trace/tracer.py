@@ -107,11 +107,11 @@ class Tracer:
     ) -> None:
         """Keep what an operation made, under the stage table's names."""
         self._steps[-1].add_seconds(op.stage, op.layer, seconds)
+        if scores:  # first: what attention gives is made of them
+            self._keep(("S6.4", "S_masked", op.layer), scores[0])
         for name, value in zip(op.outputs, outputs, strict=True):
             if self._filter.wants(op.stage, op.layer):
                 self._keep((op.stage, name, op.layer), value)
-        if scores:
-            self._keep(("S6.4", "S_masked", op.layer), scores[0])
         if op.kernel == "write_kv" and op.layer is not None:
             self._keep_written(op.layer)
         last = op.layer == self._spec.n_layers - 1
