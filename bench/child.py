@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ class Answer:
         others: how much of one core was used by anything but the engine while it ran: idle
             engines that are not idle, other programs, the host. A measurement with a busy
             neighbour is a worse one. None for a run too short for the clock that counts it.
-        gap_ms: times between tokens, where the work asks for them.
+        figures: what else the engine answered: groups of named figures.
     """
 
     seconds: float
-    others: float | None
-    gap_ms: dict[str, float] | None = None
+    others: float | None = None
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Child:
@@ -72,11 +72,13 @@ class Child:
         busy, own, began = _busy_seconds(), self._own_seconds(), time.monotonic()
         self.send(work)
         told = self.receive()
-        seconds = float(told["seconds"])
         wall = time.monotonic() - began
         others = (_busy_seconds() - busy) - (self._own_seconds() - own)
-        share = None if wall < 10 / _TICK else max(0.0, others / wall)
-        return Answer(seconds, share, told.get("gap_ms"))
+        return Answer(
+            float(told.pop("seconds")),
+            None if wall < 10 / _TICK else max(0.0, others / wall),
+            told,
+        )
 
     def send(self, work: dict[str, Any]) -> None:
         """Ask without waiting; it may not be ready yet."""

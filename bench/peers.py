@@ -2,12 +2,15 @@
 
     bench/peers.py --install llama.cpp
     bench/peers.py --peers llama.cpp --work tg pp batch start
-    bench/peers.py --work batch beside --batch 16 64
+    bench/peers.py --peers llama.cpp vllm --work batch beside --batch 16 64
 
 Each engine is one process that loads its model once. A round asks every engine for the same work,
 one after the other, so that whatever slows the machine slows all of them. NAME@FILE lets a peer
 run another file than ours (its own best format). What cannot be run is named with the reason. The
 last line is one JSON object with every run.
+
+`beside` is what users feel when somebody else sends a long prompt: requests decode, the prompt
+arrives, and the times between their tokens are taken until the prompt has its own first token.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from child import Answer, Child, EngineError
 from installed import OURS, PEERS, RUNNERS, default_peers_dir, install, missing, python_of
-from work import KINDS, Workload, choose, pair
+from work import KINDS, Pair, Workload, choose, pair
 
 from seethrough.config import Backend, EngineConfig
 from seethrough.engine.load import choose_sizes
@@ -38,6 +41,7 @@ from seethrough.weights.files import resolve_model
 
 _SETTLE = 0.2  # seconds between turns: OpenMP threads spin for a moment after their work
 
+_GAPS = ("p50", "p99", "max")
 _WARM_UP = (Workload("pp", 64), Workload("tg", 16, 8))
 
 
@@ -66,15 +70,15 @@ class Result:
     """All runs of one workload: seconds by engine, in rounds.
 
     Attributes:
-        gap_ms: of `beside`, times between tokens by engine, in rounds.
         limit: tokens a second that this machine allows for our file, measured just before.
+        figures: what else the engines answered: by group, then by engine, in rounds.
     """
 
     work: Workload
     limit: float | None = None
     seconds: dict[str, list[float]] = field(default_factory=dict)
     others: dict[str, list[float]] = field(default_factory=dict)
-    gap_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    figures: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -107,8 +111,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=_count, nargs="+", default=[16], help="requests at once")
     parser.add_argument("--batch-in", type=_count, default=128)
     parser.add_argument("--batch-out", type=_count, default=64)
-    parser.add_argument("--beside", type=_count, default=8, help="requests that decode")
-    parser.add_argument("--beside-prompt", type=_count, default=4000, help="beside this prompt")
+    parser.add_argument("--beside", type=_count, default=8, help="requests that decode beside …")
+    parser.add_argument("--beside-prompt", type=_count, default=4000, help="… a prompt as long")
     parser.add_argument("--rounds", type=_count, default=5)
     parser.add_argument("--threads", type=_count, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=_count, default=900, help="seconds for one answer")
@@ -209,6 +213,7 @@ def _command(
         file = unpacked(file, asked.peers_dir / "models")
     runner = peer.runner if peer else "run_seethrough.py"
     batch = [work for work in works if work.kind == "batch"]
+    beside = [work for work in works if work.kind == "beside"]
     return [
         str(python_of(name, asked.peers_dir)),
         str(RUNNERS / runner),
@@ -217,6 +222,8 @@ def _command(
         f"--context={max(work.length for work in (*works, *_WARM_UP))}",
         f"--requests={max([work.requests for work in batch], default=1)}",
         f"--request-tokens={max([work.length for work in batch], default=256)}",
+        f"--beside={max([work.requests for work in beside], default=0)}",
+        f"--beside-tokens={max([work.decoding_length for work in beside], default=0)}",
         f"--dtype={peer.dtype if peer else 'bf16'}",
     ]
 
@@ -279,20 +286,21 @@ def _turn(engine: Engine, number: int, result: Result, session: Session) -> None
     time.sleep(_SETTLE)
     try:
         if result.work.kind == "start":
-            answer = Answer(_start_once(engine, ask, session), None)
+            answer = Answer(_start_once(engine, ask, session))
         else:
             answer = engine.child.ask(ask)
     except EngineError as error:
         result.failed[engine.label] = str(error)
-        result.seconds.pop(engine.label, None)
+        for runs in (result.seconds, *result.figures.values()):
+            runs.pop(engine.label, None)
         return
     if number == 0:
         return
     result.seconds.setdefault(engine.label, []).append(answer.seconds)
     if answer.others is not None:
         result.others.setdefault(engine.label, []).append(answer.others)
-    if answer.gap_ms is not None:
-        result.gap_ms.setdefault(engine.label, []).append(answer.gap_ms)
+    for group, figures in answer.figures.items():
+        result.figures.setdefault(group, {}).setdefault(engine.label, []).append(figures)
 
 
 def _start_once(engine: Engine, ask: dict[str, Any], session: Session) -> float:
@@ -348,18 +356,37 @@ def _print_result(result: Result) -> None:
         if ours is not None and label != OURS:
             found = pair(ours, seconds)
             line += f"   ours is {found.ratio:.2f} × ({found.low:.2f} … {found.high:.2f})"
-        print(line + _gaps(result.gap_ms.get(label)))
+        print(line)
+        _print_figures(result, label)
     for label, reason in result.failed.items():
         print(f"  {label:<28} failed: {reason}")
     sys.stdout.flush()
 
 
-def _gaps(rounds: Sequence[dict[str, float]] | None) -> str:
-    """Times between tokens: the median of the rounds of each figure."""
-    if rounds is None:
-        return ""
-    told = [f"{name} {statistics.median(r[name] for r in rounds):.0f}" for name in rounds[0]]
-    return f"   between tokens: {', '.join(told)} ms"
+def _print_figures(result: Result, label: str) -> None:
+    """The times between tokens, and what a step took: a second line where they were measured."""
+    told = [
+        f"{name} {statistics.median(runs):.1f} ms"
+        + ("" if found is None else f" ({found.ratio:.2f} ×)")
+        for name, runs, found in _gaps(result, label)
+    ]
+    if not told:
+        return
+    line = f"    from token to token: {', '.join(told)}"
+    steps = result.figures.get("step_ms", {}).get(label)
+    if steps is not None:
+        rows, step = (statistics.median(run[name] for run in steps) for name in ("rows", "p50"))
+        line += f"; a step of {rows:.0f} rows {step:.1f} ms"
+    print(line)
+
+
+def _gaps(result: Result, label: str) -> Iterator[tuple[str, list[float], Pair | None]]:
+    """Each figure of the times between tokens: its name, its runs, and ours against them."""
+    runs = result.figures.get("inter_token_ms", {})
+    for name in _GAPS if label in runs else ():
+        theirs = [run[name] for run in runs[label]]
+        ours = [run[name] for run in runs.get(OURS, [])]
+        yield name, theirs, pair(ours, theirs) if ours and label != OURS else None
 
 
 def _to_json(
@@ -394,10 +421,25 @@ def _result_json(result: Result) -> dict[str, Any]:
             for label, seconds in result.seconds.items()
             if ours is not None and label != OURS
         },
-        "gap_ms": result.gap_ms,
+        "figures": result.figures,
+        "figures_median": {
+            group: {label: _medians(runs) for label, runs in by_label.items()}
+            for group, by_label in result.figures.items()
+        },
+        "inter_token_ours_over_peer": {
+            label: {
+                name: asdict(found) for name, _, found in _gaps(result, label) if found is not None
+            }
+            for label in result.figures.get("inter_token_ms", {})
+            if ours is not None and label != OURS
+        },
         "others": result.others,
         "failed": result.failed,
     }
+
+
+def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 if __name__ == "__main__":

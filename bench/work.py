@@ -12,7 +12,9 @@ import numpy as np
 Kind = Literal["tg", "pp", "batch", "beside", "start"]
 KINDS: tuple[Kind, ...] = ("tg", "pp", "batch", "beside", "start")
 START_PROMPT = 8
-DECODING_PROMPT = 32  # of a request that decodes beside a long prompt
+# A request that decodes beside a long prompt: its own prompt, and output enough for any chunks.
+DECODING_PROMPT = 32
+DECODING_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,10 @@ class Workload:
     """One kind of work at one size.
 
     Attributes:
-        prompt: tokens of a prompt (for `tg`: the depth that decoding starts at).
+        prompt: tokens of a prompt (for `tg`: the depth that decoding starts at; for `beside`: the
+            long prompt that arrives).
         n: output tokens of a request.
-        requests: how many at once (for `beside`: how many decode while the prompt is computed).
+        requests: how many at once (for `beside`: how many decode when the prompt arrives).
     """
 
     kind: Kind
@@ -50,19 +53,35 @@ class Workload:
     @property
     def length(self) -> int:
         """The context that one request needs."""
-        return self.prompt + self.n + 1
+        longest = self.prompt + self.n + 1
+        return max(longest, self.decoding_length) if self.kind == "beside" else longest
+
+    @property
+    def decoding_length(self) -> int:
+        """The context that a request needs which decodes beside a long prompt."""
+        return DECODING_PROMPT + self._decoding_tokens + 1
+
+    @property
+    def _decoding_tokens(self) -> int:
+        """A step computes at least a token of the prompt, so this many are enough for a short one.
+
+        A few come before and after it.
+        """
+        return min(DECODING_TOKENS, self.prompt + 16)
 
     def ask(self, seed: int, vocab: int) -> dict[str, Any]:
         """What a runner is sent. Ids are random: no prompt is known from an earlier round."""
-        ids = np.random.default_rng((seed, self.prompt)).integers(
-            0, vocab, (self.requests, self.prompt)
-        )
-        prompts: list[list[int]] = ids.tolist()
+        rng = np.random.default_rng((seed, self.prompt))
+        if self.kind == "beside":
+            return {
+                "work": "beside",
+                "prompts": rng.integers(0, vocab, (self.requests, DECODING_PROMPT)).tolist(),
+                "n": self._decoding_tokens,
+                "prompt": rng.integers(0, vocab, self.prompt).tolist(),
+            }
+        prompts: list[list[int]] = rng.integers(0, vocab, (self.requests, self.prompt)).tolist()
         if self.kind == "batch":
             return {"work": "batch", "prompts": prompts, "n": self.n}
-        if self.kind == "beside":
-            short = [prompt[:DECODING_PROMPT] for prompt in prompts]
-            return {"work": "beside", "prompts": short, "prompt": prompts[0]}
         if self.kind == "tg":
             return {"work": "tg", "prompt": prompts[0], "n": self.n}
         return {"work": "pp", "prompt": prompts[0]}
@@ -104,8 +123,8 @@ def choose(
 ) -> list[Workload]:
     """The workloads that were asked for; what exceeds the model's context becomes what just fits.
 
-    `batch` is (numbers of requests, tokens in, tokens out), `beside` is (requests that decode,
-    tokens of the prompt).
+    `batch` is (numbers of requests, tokens in, tokens out): each number is a workload. `beside`
+    is (requests that decode, tokens of the prompt that arrives).
     """
     found: list[Workload] = []
     for kind in kinds:
@@ -114,10 +133,11 @@ def choose(
         elif kind == "pp":
             found += [Workload("pp", min(length, context - 2)) for length in pp]
         elif kind == "batch":
-            sizes, prompt, n = batch
-            found += [Workload("batch", prompt, n, requests) for requests in sizes]
+            numbers, prompt, n = batch
+            found += [Workload("batch", prompt, n, requests) for requests in numbers]
         elif kind == "beside":
-            found.append(Workload("beside", min(beside[1], context - 2), 1, beside[0]))
+            decoding, prompt = beside
+            found.append(Workload("beside", min(prompt, context - 2), 1, decoding))
         else:
             found.append(Workload("start", START_PROMPT))
     for work in found:

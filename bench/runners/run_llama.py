@@ -8,13 +8,20 @@ The cache is emptied before every run. Context settings are llama.cpp's defaults
 attention "auto", 512 tokens a micro-batch) but for the number of threads and the sizes. Batches run
 in a second context over the same weights, whose sequences have each their own part of the cache, as
 llama.cpp's own batched benchmark has it.
+
+Requests that join while others run are put together as llama-server does it (`pre_decode` in
+tools/server/server-context.cpp), with its default n_batch of 2,048 in micro-batches of 512: first
+the newest token of every request that generates, then prompts, in the order of the slots, until
+n_batch tokens are in the batch; one llama_decode; the next token of every request whose logits
+came. Every slot has its own part of the cache, as the server has it where the number of slots is
+given.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,11 +29,21 @@ from typing import Any
 import llama_cpp as package
 import numpy as np
 from llama_cpp import llama_cpp as c
-from serve import Setup, main
+from serve import Setup, Step, main
 
 _N_BATCH = 512
-_SERVER_BATCH = 2048  # llama-server's own, in micro-batches of 512
-_FIRST = 4  # tokens of those that decode before the long prompt comes
+_SERVER_N_BATCH = 2048
+
+
+@dataclass(slots=True)
+class Slot:
+    """A request of the server: as much of its prompt as is computed, then its newest token."""
+
+    prompt: list[int]
+    n: int
+    position: int = 0
+    generated: int = 0
+    token: int | None = None
 
 
 class Context:
@@ -48,9 +65,10 @@ class Context:
         self._vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
         self._memory = c.llama_get_memory(self._context)
         self._batch = c.llama_batch_init(n_batch, 0, 1)
+        self.sequences, self.n_batch = sequences, n_batch
 
     def close(self) -> None:
-        """Free the cache and the batch."""
+        """Give back its memory."""
         c.llama_batch_free(self._batch)
         c.llama_free(self._context)
 
@@ -93,7 +111,7 @@ class Context:
             if last:
                 ends.append(rows)
             rows += 1
-            if rows == _N_BATCH:
+            if rows == self.n_batch:
                 first += self._flush(rows, ends)
                 rows, ends = 0, []
         return first + (self._flush(rows, ends) if rows else [])
@@ -106,7 +124,7 @@ class Context:
 
 
 class LlamaCpp:
-    """One model with two contexts: one for single requests, one (made when needed) for batches."""
+    """One model with two contexts: one for single requests, one (made when needed) for many."""
 
     def __init__(self, setup: Setup) -> None:
         self._quiet = c.llama_log_callback(lambda level, text, data: None)
@@ -120,6 +138,7 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp cannot load {setup.model}")
         self._single = Context(self._model, setup.threads, 1, setup.context)
         self._many: Context | None = None
+        self._slots: dict[int, Slot] = {}
         self.about = {
             "version": f"llama-cpp-python {package.__version__}, {_ggml()}",
             "build": " ".join(c.llama_print_system_info().decode().split())
@@ -148,10 +167,7 @@ class LlamaCpp:
 
     def batch(self, prompts: list[list[int]], n: int) -> float:
         """Seconds for all prompts and n output tokens of each."""
-        if self._many is None:
-            setup = self._setup
-            self._many = Context(self._model, setup.threads, setup.requests, setup.request_tokens)
-        context = self._many
+        context = self._context_for(len(prompts), self._setup.request_tokens)
         context.clear()
         started = perf_counter()
         tokens = context.prefill(prompts)
@@ -162,40 +178,57 @@ class LlamaCpp:
             tokens = [context.greedy(row) for row in range(len(tokens))]
         return perf_counter() - started
 
-    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
-        """As llama-server fills a batch: a token of every request that generates, then as much of
-        the prompt as fits.
-        """
-        setup, long = self._setup, len(prompts)
-        context = Context(self._model, setup.threads, long + 1, len(prompt) + 512, _SERVER_BATCH)
-        try:
-            tokens = context.prefill(prompts)
-            positions = [len(ids) for ids in prompts]
-            for _ in range(_FIRST):
-                self._decode_all(context, tokens, positions)
-                context.decode(long)
-                tokens = [context.greedy(row) for row in range(long)]
-            times, done = [perf_counter()], 0
-            while done < len(prompt):
-                self._decode_all(context, tokens, positions)
-                part = prompt[done : done + _SERVER_BATCH - long]
-                for row, token in enumerate(part, start=long):
-                    position = done + row - long
-                    context.put(row, token, position, long, position == len(prompt) - 1)
-                done += len(part)
-                context.decode(long + len(part))
-                tokens = [context.greedy(row) for row in range(long)]
-                times.append(perf_counter())
-            gaps = [b - a for a, b in pairwise(times) for _ in prompts]
-            return times[-1] - times[0], gaps
-        finally:
-            context.close()
+    def add(self, name: int, prompt: list[int], n: int) -> None:
+        """Give a request its slot."""
+        self._slots[name] = Slot(prompt, n)
 
-    def _decode_all(self, context: Context, tokens: list[int], positions: list[int]) -> None:
-        """The first rows of a batch: the newest token of every sequence that generates."""
-        for row, token in enumerate(tokens):
-            context.put(row, token, positions[row], row, True)
-            positions[row] += 1
+    def step(self) -> Step:
+        """One round of the server's loop."""
+        context = self._server()
+        rows, wanted = 0, []
+        for name, slot in self._slots.items():
+            if slot.token is not None:
+                context.put(rows, slot.token, slot.position, name, True)
+                wanted.append((rows, name))
+                slot.position += 1
+                rows += 1
+        for name, slot in self._slots.items():
+            if slot.token is not None:
+                continue
+            for token in slot.prompt[slot.position : slot.position + context.n_batch - rows]:
+                slot.position += 1
+                last = slot.position == len(slot.prompt)
+                context.put(rows, token, slot.position - 1, name, last)
+                if last:
+                    wanted.append((rows, name))
+                rows += 1
+        context.decode(rows)
+        for row, name in wanted:
+            slot = self._slots[name]
+            slot.token = context.greedy(row)
+            slot.generated += 1
+            if slot.generated == slot.n:
+                del self._slots[name]
+        return Step([name for _, name in wanted], rows)
+
+    def drop(self) -> None:
+        """Empty the slots."""
+        self._slots.clear()
+        self._server().clear()
+
+    def _server(self) -> Context:
+        setup = self._setup
+        return self._context_for(setup.beside + 1, setup.context, _SERVER_N_BATCH)
+
+    def _context_for(self, sequences: int, tokens: int, n_batch: int = _N_BATCH) -> Context:
+        """The context for many, made anew where it was made for another number of them."""
+        wanted = (sequences, max(n_batch, sequences))
+        if self._many is not None and (self._many.sequences, self._many.n_batch) != wanted:
+            self._many.close()
+            self._many = None
+        if self._many is None:
+            self._many = Context(self._model, self._setup.threads, sequences, tokens, wanted[1])
+        return self._many
 
     def logits(self, prompt: list[int], path: str) -> float:
         """Every position's logits into a file."""

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import count
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from serve import Setup, main
-
-_CACHE_GB = 2
-_FIRST = 4  # tokens of those that decode before the long prompt comes
+from serve import Setup, Step, main
 
 
 class OpenVino:
-    """LLMPipeline on CPU. Prefix caching is off: it is off unless asked for."""
+    """LLMPipeline on CPU. Prefix caching is off: it is off unless asked for.
+
+    Requests that join while others run go to a ContinuousBatchingPipeline over the same file, with
+    OpenVINO's own SchedulerConfig. It is loaded when it is first asked for.
+    """
 
     def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._batching: Any = None  # the pipeline that can add requests while others run
-        self._number = 0
-        settings = {"INFERENCE_NUM_THREADS": setup.threads}
-        self._pipe = genai.LLMPipeline(setup.model, "CPU", **settings)
+        self._model, self._settings = setup.model, {"INFERENCE_NUM_THREADS": setup.threads}
+        self._pipe = genai.LLMPipeline(setup.model, "CPU", **self._settings)
+        self._batching: Any = None
+        self._ids = count()
+        self._handles: dict[int, Any] = {}
         self.about = {
             "version": f"openvino-genai {genai.__version__}",
-            "build": f"LLMPipeline defaults, INFERENCE_NUM_THREADS {setup.threads}",
+            "build": f"LLMPipeline defaults, INFERENCE_NUM_THREADS {setup.threads}, where requests "
+            f"join {genai.SchedulerConfig().max_num_batched_tokens} tokens a step",
         }
 
     def tg(self, prompt: list[int], n: int) -> float:
@@ -43,50 +46,35 @@ class OpenVino:
         self._generate(prompts, n)
         return perf_counter() - started
 
-    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
-        """Its continuous batching pipeline, step by step, with its scheduler's defaults."""
+    def add(self, name: int, prompt: list[int], n: int) -> None:
+        """Queue a request."""
         if self._batching is None:
-            scheduler = genai.SchedulerConfig()
-            scheduler.cache_size = _CACHE_GB
             self._batching = genai.ContinuousBatchingPipeline(
-                self._setup.model,
-                scheduler,
-                "CPU",
-                {"INFERENCE_NUM_THREADS": self._setup.threads},
+                self._model, genai.SchedulerConfig(), "CPU", self._settings
             )
-        pipe = self._batching
-        streams = [self._add(pipe, ids, 1024) for ids in prompts]
-        for _ in range(_FIRST):
-            pipe.step()
-        started = perf_counter()
-        long = self._add(pipe, prompt, 1)
-        for stream in streams:
-            while stream.can_read():
-                stream.read()
-        last, gaps = [started] * len(streams), []
-        while not long.can_read():
-            pipe.step()
-            now = perf_counter()
-            for i, stream in enumerate(streams):
-                while stream.can_read():
-                    stream.read()
-                    gaps.append(now - last[i])
-                    last[i] = now
-        for stream in streams:
-            stream.cancel()
-        while pipe.has_non_finished_requests():
-            pipe.step()
-        return now - started, gaps
+        ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+        self._handles[name] = self._batching.add_request(next(self._ids), ids, _config(n))
 
-    def _add(self, pipe: Any, ids: list[int], n: int) -> Any:
-        self._number += 1
-        config = genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = n, True, False
-        return pipe.add_request(self._number, ov.Tensor(np.array([ids], dtype=np.int64)), config)
+    def step(self) -> Step:
+        """A step of the pipeline, and the tokens that each request then has to read."""
+        self._batching.step()
+        came: list[int] = []
+        for name, handle in self._handles.items():
+            while handle.can_read():
+                for output in handle.read().values():
+                    came += [name] * len(output.generated_ids)
+        return Step(came)
+
+    def drop(self) -> None:
+        """Cancel all requests."""
+        for handle in self._handles.values():
+            handle.cancel()
+        while self._batching is not None and self._batching.has_non_finished_requests():
+            self._batching.step()
+        self._handles.clear()
 
     def _generate(self, prompts: list[list[int]], n: int) -> Any:
-        config = genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = n, True, False
+        config = _config(n)
         ids = ov.Tensor(np.array(prompts, dtype=np.int64))
         mask = ov.Tensor(np.ones((len(prompts), len(prompts[0])), dtype=np.int64))
         result = self._pipe.generate(genai.TokenizedInputs(ids, mask), config)
@@ -94,6 +82,12 @@ class OpenVino:
             if len(tokens) != n:
                 raise RuntimeError(f"{len(tokens)} tokens came, not {n}")
         return result.perf_metrics
+
+
+def _config(n: int) -> genai.GenerationConfig:
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = n, True, False
+    return config
 
 
 if __name__ == "__main__":

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
-from serve import Setup, main
+from serve import Setup, Step, main
 
 from seethrough import LLM
+from seethrough.llm import Stream
 
 _BLOCK = 16
-_BESIDE = 16 * 1024
-_FIRST = 4  # tokens of those that decode before the long prompt comes
 
 
 class Seethrough:
-    """`LLM.generate`, with tokenizing left out (the prompt is ids) and everything else in."""
+    """`LLM.generate`, with tokenizing left out (the prompt is ids) and everything else in.
+
+    Requests that join while others run are streams: whoever asks for its next token has the step
+    run that brings everybody theirs.
+    """
 
     def __init__(self, setup: Setup) -> None:
-        # Cache for the longest request or for the whole batch, as the other engines get it, and for
-        # those that decode beside a long prompt.
-        tokens = max(setup.context, setup.requests * (setup.request_tokens + _BLOCK)) + _BESIDE
+        # Cache for the longest request beside those that decode, or for the whole batch, as the
+        # other engines get it.
+        tokens = max(
+            setup.context + setup.beside * (setup.beside_tokens + _BLOCK),
+            setup.requests * (setup.request_tokens + _BLOCK),
+        )
         self.llm = LLM(
             setup.model,
             threads=setup.threads,
@@ -31,6 +36,8 @@ class Seethrough:
             num_kv_blocks=-(-tokens // _BLOCK),
             enable_prefix_caching=False,  # as the other engines
         )
+        self._streams: dict[int, Stream] = {}
+        self._taken: dict[int, int] = {}
         report = self.llm.report
         self.about = {
             "version": version("seethrough"),
@@ -55,28 +62,36 @@ class Seethrough:
         self._generate(prompts, n)
         return perf_counter() - started
 
-    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
-        """Streams that run as one batch; each piece has come when its step is over."""
-        ask = {"temperature": 0, "ignore_eos": True}
-        streams = [self.llm.stream({"prompt_token_ids": ids}, **ask) for ids in prompts]
-        try:
-            for _ in range(_FIRST):
-                for stream in streams:
-                    next(stream)
-            started = perf_counter()
-            long = self.llm.stream({"prompt_token_ids": prompt}, **(ask | {"max_tokens": 1}))
-            first = long.output().metrics
-            times = [started]
-            while first.ttft_ms is None:
-                for stream in streams:
-                    next(stream)
-                times.append(perf_counter())
-                first = long.output().metrics
-            gaps = [b - a for a, b in pairwise(times) for _ in streams]
-            return first.ttft_ms / 1e3, gaps
-        finally:
-            for stream in streams:
-                stream.close()
+    def add(self, name: int, prompt: list[int], n: int) -> None:
+        """Open a stream."""
+        asked = {"prompt_token_ids": prompt}
+        self._streams[name] = self.llm.stream(asked, temperature=0, ignore_eos=True, max_tokens=n)
+        self._taken[name] = 0
+
+    def step(self) -> Step:
+        """Take the next token of the first stream, and what the same step gave to the others.
+
+        Raises RuntimeError where that was more than one step: times would not be those of steps.
+        """
+        before = self.llm.state.counted.steps
+        came = [self._take(0)]
+        for name, stream in self._streams.items():
+            while self._taken[name] < stream.output().metrics.completion_tokens:
+                came.append(self._take(name))
+        counted = self.llm.state.counted
+        if counted.steps != before + 1:
+            raise RuntimeError(f"{counted.steps - before} steps ran for one token")
+        return Step(came, counted.step_tokens)
+
+    def drop(self) -> None:
+        """Close all streams."""
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+
+    def _take(self, name: int) -> int:
+        self._taken[name] += len(next(self._streams[name]).token_ids)
+        return name
 
     def _generate(self, prompts: list[list[int]], n: int) -> list[Any]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]

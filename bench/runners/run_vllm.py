@@ -11,28 +11,42 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 
 import vllm
-from serve import Setup, main
-
-_FIRST = 4  # tokens of those that decode before the long prompt comes
+from serve import Setup, Step, main
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 
 
 class Vllm:
-    """bf16, as vLLM runs on a CPU; times come from its own request statistics."""
+    """bf16, as vLLM runs on a CPU; times come from its own request statistics.
+
+    Requests that join while others run go to the engine below `LLM`, in the same process. A step
+    then computes no more tokens than vLLM's server has by default: `LLM` alone has twice as many,
+    and a long prompt would be one step.
+    """
 
     def __init__(self, setup: Setup) -> None:
         os.environ["OMP_NUM_THREADS"] = str(setup.threads)
-        self._number = 0  # of the last workload that named its requests
+        tokens = None
+        if setup.beside:
+            tokens = EngineArgs.get_batch_defaults(1)[0][UsageContext.OPENAI_API_SERVER]
         self._llm = vllm.LLM(
             setup.model,
             dtype={"bf16": "bfloat16", "f32": "float32"}[setup.dtype],
             max_model_len=setup.context,
+            max_num_batched_tokens=tokens,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
             disable_log_stats=False,
         )
+        self._series = 0
+        self._open: list[str] = []
+        scheduler = self._llm.llm_engine.vllm_config.scheduler_config
         self.about = {
             "version": f"vllm {vllm.__version__}",
-            "build": f"{setup.dtype}, prefix caching off, OMP_NUM_THREADS {setup.threads}",
+            "build": f"{setup.dtype}, prefix caching off, OMP_NUM_THREADS {setup.threads}, "
+            f"max_num_batched_tokens {scheduler.max_num_batched_tokens}, "
+            f"async_scheduling {scheduler.async_scheduling}",
         }
 
     def tg(self, prompt: list[int], n: int) -> float:
@@ -52,38 +66,38 @@ class Vllm:
         self._generate(prompts, n)
         return perf_counter() - started
 
-    def beside(self, prompts: list[list[int]], prompt: list[int]) -> tuple[float, list[float]]:
-        """Its engine, step by step; how it cuts the long prompt is its own default."""
+    def add(self, name: int, prompt: list[int], n: int) -> None:
+        """Queue a request; its outputs bring the new tokens only."""
+        params = self._params(n, RequestOutputKind.DELTA)
+        self._open.append(f"{self._series}-{name}")  # an id that was aborted is not used again
+        self._llm.llm_engine.add_request(self._open[-1], {"prompt_token_ids": prompt}, params)
+
+    def step(self) -> Step:
+        """A step of the engine."""
+        came: list[int] = []
+        for output in self._llm.llm_engine.step():
+            name = int(output.request_id.partition("-")[2])
+            came += [name] * len(output.outputs[0].token_ids)
+        return Step(came)
+
+    def drop(self) -> None:
+        """Abort all requests."""
         engine = self._llm.llm_engine
-        self._number += 1
-        names = [f"{self._number}-{i}" for i in range(len(prompts))]
-        for name, ids in zip(names, prompts, strict=True):
-            engine.add_request(name, {"prompt_token_ids": ids}, self._params(1024))
-        counts = dict.fromkeys(names, 0)
-        while min(counts.values()) < _FIRST:
-            counts |= {o.request_id: len(o.outputs[0].token_ids) for o in engine.step()}
-        started = perf_counter()
-        long = f"{self._number}-long"
-        engine.add_request(long, {"prompt_token_ids": prompt}, self._params(1))
-        last, gaps, done = dict.fromkeys(names, started), [], False
-        while not done:
-            outputs = engine.step()
-            now = perf_counter()
-            done = any(output.request_id == long for output in outputs)
-            for name in (o.request_id for o in outputs if o.request_id in last):
-                gaps.append(now - last[name])
-                last[name] = now
-        engine.abort_request(names)
+        engine.abort_request(self._open)
         while engine.has_unfinished_requests():
             engine.step()
-        return now - started, gaps
+        self._open.clear()
+        self._series += 1
 
-    def _params(self, n: int) -> Any:
-        return vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
+    def _params(self, n: int, kind: RequestOutputKind) -> vllm.SamplingParams:
+        return vllm.SamplingParams(
+            temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, output_kind=kind
+        )
 
     def _generate(self, prompts: list[list[int]], n: int) -> Any:
+        params = self._params(n, RequestOutputKind.FINAL_ONLY)
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(asked, self._params(n), use_tqdm=False)
+        outputs = self._llm.generate(asked, params, use_tqdm=False)
         for output in outputs:
             if len(output.outputs[0].token_ids) != n:
                 raise RuntimeError(f"{len(output.outputs[0].token_ids)} tokens came, not {n}")

@@ -16,7 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 FAKE = """
 import sys
 sys.path.insert(0, {runners!r})
-from serve import main
+from serve import Step, main
 
 class Fake:
     def __init__(self, setup):
@@ -33,7 +33,15 @@ class Fake:
     def batch(self, prompts, n):
         raise ValueError("one request at a time")
 
-main(Fake)
+class Steps(Fake):
+    def add(self, name, prompt, n):
+        self.long = len(prompt) == 9
+    def step(self):
+        return Step([0, 1, 2] if self.long else [0, 1], 11 if self.long else 2)
+    def drop(self):
+        pass
+
+main(lambda setup: (Steps if setup.dtype == "steps" else Fake)(setup))
 """
 
 
@@ -44,6 +52,7 @@ def bench(name: str) -> ModuleType:
 @pytest.fixture(autouse=True)
 def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.syspath_prepend(str(BENCH / "runners"))
 
 
 # ---------------------------------------------------------------------- command line, arithmetic
@@ -55,6 +64,8 @@ def test_the_command_line_has_defaults_and_names_what_it_does_not_know(
     parse = bench("peers").parse
     asked = parse(["--peers", "llama.cpp", "llama.cpp@other.gguf", "--work", "tg", "pp"])
     assert (asked.rounds, asked.batch, asked.batch_in, asked.batch_out) == (5, [16], 128, 64)
+    assert parse(["--batch", "16", "64"]).batch == [16, 64]
+    assert (asked.beside, asked.beside_prompt) == (8, 4000)
     assert asked.peers == ["llama.cpp", "llama.cpp@other.gguf"]
     for wrong in (["--peers", "ollama"], ["--rounds", "0"], ["--work", "magic"]):
         with pytest.raises(SystemExit):
@@ -78,7 +89,7 @@ def test_workloads_beyond_the_context_become_what_just_fits_once() -> None:
         depths=[128, 4096, 8192],
         pp=[512, 4096],
         batch=([16, 64], 128, 64),
-        beside=(3, 700),
+        beside=(3, 4000),
     )
     assert [work.name for work in works] == [
         "tg100 at depth 128",
@@ -87,12 +98,133 @@ def test_workloads_beyond_the_context_become_what_just_fits_once() -> None:
         "pp998",
         "batch 16 (128 in, 64 out)",
         "batch 64 (128 in, 64 out)",
-        "3 decode beside a prompt of 700",
+        "3 decode beside a prompt of 998",
         "start to first token of 8",
     ]
     assert max(work.length for work in works) == 1000
     with pytest.raises(ValueError, match="does not fit"):
         choose(["tg"], context=64, tg=100, depths=[16], pp=[], batch=([1], 1, 1))
+
+
+def test_a_runner_is_told_the_sizes_of_the_largest_workload(tmp_path: Path) -> None:
+    peers, work = bench("peers"), bench("work")
+    file = tmp_path / "model.gguf"
+    file.touch()
+    works = [work.Workload("batch", 128, 64, requests) for requests in (16, 64)]
+    told = peers._command("seethrough", file, peers.parse([]), works)
+    assert {"--context=193", "--requests=64", "--request-tokens=193", "--beside=0"} <= set(told)
+    works.append(work.Workload("beside", 4000, 1, 8))
+    told = peers._command("seethrough", file, peers.parse([]), works)
+    assert {"--context=4002", "--requests=64", "--beside=8", "--beside-tokens=545"} <= set(told)
+
+
+def test_a_long_prompt_comes_to_short_ones() -> None:
+    work = bench("work").Workload("beside", 100, 1, 3)
+    ask = work.ask(1, 50)
+    assert ask == work.ask(1, 50) != work.ask(2, 50)
+    assert np.array(ask["prompts"]).shape == (3, 32)
+    assert (len(ask["prompt"]), ask["n"], work.length) == (100, 116, 149)
+    assert work.figure(0.5) == "0.500 s"
+
+
+def test_percentiles_are_numpys() -> None:
+    values = np.random.default_rng(0).exponential(1, 37).tolist()
+    for percent in (0, 50, 99, 100):
+        wanted = np.percentile(values, percent)
+        assert bench("serve").percentile(values, percent) == pytest.approx(wanted)
+    assert bench("serve").percentile([7.0], 99) == 7.0
+
+
+class Scripted:
+    """An engine of two requests whose steps are a list: rows, seconds, and whose tokens come."""
+
+    def __init__(self, serve: ModuleType, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
+        self.now, self.added, self.dropped = 0.0, [], False
+        self._serve, self._steps = serve, iter(steps.split())
+        monkeypatch.setattr(serve, "perf_counter", lambda: self.now)
+
+    def add(self, name: int, prompt: list[int], n: int) -> None:
+        self.added.append((name, len(prompt), n))
+        self.now += 0.001
+
+    def step(self) -> object:
+        rows, seconds, names = next(self._steps).split(":")
+        self.now += int(seconds)
+        return self._serve.Step([int(name) for name in names], int(rows))
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+START = "2:1:01 2:1:01 2:1:01 2:1:01 "
+
+
+def test_times_between_tokens_end_with_the_first_token_of_the_long_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = bench("serve")
+    engine = Scripted(serve, monkeypatch, START + "12:3:01 12:5:01 7:2:201 never")
+    told = serve.beside(engine, [[1], [2]], 9, [3] * 30)
+    assert engine.added == [(0, 1, 9), (1, 1, 9), (2, 30, 1)]
+    assert engine.dropped
+    assert told["seconds"] == pytest.approx(10.001)  # from before it is added
+    gaps = told["inter_token_ms"]
+    assert (gaps["p50"], gaps["count"]) == (pytest.approx(3001), 6)
+    assert gaps["max"] == pytest.approx(5000)
+    assert told["step_ms"] == {"rows": 12, "p50": pytest.approx(4000), "count": 2}
+
+
+def test_who_pauses_until_the_long_prompt_is_done_waits_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = bench("serve")
+    engine = Scripted(serve, monkeypatch, START + "10:3: 10:5:2 1:1:0 1:1:01 never")
+    told = serve.beside(engine, [[1], [2]], 9, [3] * 20)
+    assert told["seconds"] == pytest.approx(8.001)
+    assert told["inter_token_ms"]["count"] == 2
+    assert told["inter_token_ms"]["max"] == pytest.approx(10001)
+    assert told["inter_token_ms"]["p50"] == pytest.approx(9501)
+
+
+def test_requests_that_end_too_early_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = bench("serve")
+    engine = Scripted(serve, monkeypatch, START + "3:1:01 never")
+    with pytest.raises(RuntimeError, match="all its 5 tokens"):
+        serve.beside(engine, [[1], [2]], 5, [3] * 20)
+    assert engine.dropped
+
+
+def test_ours_gives_every_request_a_token_in_each_step(tmp_path: Path) -> None:
+    """And computes the prompt in the steps that its own threshold allows."""
+    synthetic, serve = bench("synthetic"), bench("serve")
+    file = tmp_path / "tiny.gguf"
+    synthetic.write_random(synthetic.Shape(2, 256, 4, 2, 64, 512, 384, 1024, False), "q4_0", file)
+    work = bench("work").Workload("beside", 700, 1, 3)
+    setup = serve.Setup(
+        str(file), 1, work.length, 1, 256, "bf16", work.requests, work.decoding_length
+    )
+    engine = bench("run_seethrough").Seethrough(setup)
+    rows, step = [], engine.step
+
+    def noted() -> object:
+        done = step()
+        rows.append((done.rows, sorted(done.tokens)))
+        return done
+
+    engine.step = noted
+    told = serve._answer(engine, work.ask(1, 300))
+    state = engine.llm.state
+    assert (state.running, state.waiting, state.blocks_held) == (0, 0, 0)
+    assert state.counted.preemptions == 0
+    assert rows[0] == (96, [0, 1, 2])
+    assert rows[1:4] == [(3, [0, 1, 2])] * 3
+    beside = rows[4:]
+    assert [names for _, names in beside] == [[0, 1, 2]] * (len(beside) - 1) + [[0, 1, 2, 3]]
+    assert sum(count for count, _ in beside) == 700 + 3 * len(beside)
+    assert told["inter_token_ms"]["count"] == 3 * len(beside)
+    assert told["step_ms"]["rows"] == max(count for count, _ in beside)
+    assert 0 < told["inter_token_ms"]["p50"] <= told["inter_token_ms"]["max"]
+    assert told["inter_token_ms"]["max"] < told["seconds"] * 1e3
 
 
 def test_all_engines_of_a_round_get_the_same_ids_and_rounds_differ() -> None:
@@ -136,7 +268,7 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
         assert failed == {"openvino": "RuntimeError: no seven threads here"}
         decode = peers._measure(engines, work.Workload("tg", 4, 10), session)
         batch = peers._measure(engines, work.Workload("batch", 4, 2, 2), session)
-        beside = peers._measure(engines, work.Workload("beside", 9, 1, 2), session)
+        refused = peers._measure(engines, work.Workload("beside", 9, 1, 2), session)
         begin = peers._measure(engines, work.Workload("start", 8), session)
     finally:
         for engine in engines:
@@ -144,7 +276,7 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
     assert decode.seconds == {"seethrough": [0.1, 0.1], "vllm": [0.1, 0.1]}
     assert batch.seconds == {}
     assert batch.failed["vllm"] == "ValueError: one request at a time"
-    assert "all requests at once" in beside.failed["vllm"]
+    assert refused.failed["vllm"] == "ValueError: no request can join while others run"
     assert all(0 < seconds < 60 for seconds in begin.seconds["vllm"])
     shown = capsys.readouterr().out
     assert "100.0 tok/s   ours is 1.00 × (1.00 … 1.00)" in shown
@@ -156,23 +288,36 @@ def test_a_comparison_measures_each_engine_and_reports_what_fails(
     }
 
 
-def test_times_between_tokens_beside_a_long_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_times_between_tokens_are_compared_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours, on a tiny file: as many times as tokens came while the prompt was computed."""
-    monkeypatch.syspath_prepend(str(BENCH / "runners"))
-    synthetic, serve, runner = bench("synthetic"), bench("serve"), bench("run_seethrough")
-    file = tmp_path / "tiny.gguf"
-    synthetic.write_random(synthetic.Shape(2, 256, 4, 2, 64, 512, 384, 1024, False), "q4_0", file)
-    engine = runner.Seethrough(serve.Setup(str(file), 1, 1000, 1, 64, "bf16"))
-    ask = bench("work").Workload("beside", 900, 1, 3).ask(1, 300)
-    assert [len(ids) for ids in (*ask["prompts"], ask["prompt"])] == [32, 32, 32, 900]
-    seconds, gaps = engine.beside(ask["prompts"], ask["prompt"])
-    assert len(gaps) == 3 * -(-900 // 128)  # 128 rows of the prompt go beside decodes
-    assert sum(gaps) / 3 == pytest.approx(seconds, rel=0.2)
-    told = serve._answer(engine, ask)
-    assert 0 < told["gap_ms"]["p50"] <= told["gap_ms"]["p99"] <= told["gap_ms"]["max"]
-    assert engine.llm.state.blocks_held == 0
+    peers, work = bench("peers"), bench("work")
+    engines = [
+        peers.Engine(name, name, [*command(tmp_path), "--dtype=steps"], tmp_path / f"{name}.log")
+        for name in ("seethrough", "vllm")
+    ]
+    session = peers.Session(threads=1, timeout=60, rounds=3, vocab=50)
+    try:
+        assert peers._start_all(engines, session) == {}
+        result = peers._measure(engines, work.Workload("beside", 9, 1, 2), session)
+    finally:
+        for engine in engines:
+            engine.child.stop()
+    runs = result.figures["inter_token_ms"]
+    assert [run["count"] for run in runs["vllm"]] == [2, 2, 2]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].startswith("2 decode beside a prompt of 9")
+    assert [line.count("from token to token: p50 ") for line in shown[2:]] == [0, 1, 0, 1]
+    assert [line.count(" ×)") for line in shown[2:]] == [0, 0, 0, 3]
+    assert "a step of 11 rows" in shown[3]
+    told = json.loads(json.dumps(peers._result_json(result)))
+    assert set(told["inter_token_ours_over_peer"]) == {"vllm"}
+    ours, theirs = (np.median([run["p99"] for run in runs[n]]) for n in ("seethrough", "vllm"))
+    found = told["inter_token_ours_over_peer"]["vllm"]["p99"]
+    assert found["ratio"] == pytest.approx(theirs / ours)
+    assert found["low"] <= found["high"]
+    assert told["figures_median"]["inter_token_ms"]["vllm"]["p99"] == pytest.approx(theirs)
+    assert told["figures"]["step_ms"]["vllm"][0]["rows"] == 11
 
 
 def test_an_engine_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
