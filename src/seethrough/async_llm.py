@@ -49,7 +49,7 @@ class AsyncLLM:
         llm = LLM(model, defaults=defaults, cache_dir=cache_dir, progress=progress, **settings)
         self._llm = llm
         self._bells = _Bells()
-        self._loop = EngineLoop(llm.jobs, self._bells.ring, llm.recorder.flush)
+        self._loop = EngineLoop(llm.jobs, self._bells.ring, llm.rest)
         # Also when nobody closes it: at the latest when the interpreter ends.
         self._end = weakref.finalize(self, self._loop.stop)
 

@@ -148,6 +148,15 @@ class LLM:
         """What a request with these parameters would run with, and who set each of them."""
         return self.intake.effective(params)
 
+    def rest(self) -> None:
+        """What an engine does when nobody asks for anything: check its books, write its records.
+
+        Raises:
+            KVIntegrityError: a bug: the blocks of the cache do not add up.
+        """
+        self._engine.check()
+        self.recorder.flush()
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: no later prompt finds anything that was computed so far."""
         self._engine.pool.forget()

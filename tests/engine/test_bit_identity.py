@@ -419,10 +419,10 @@ def test_what_was_lost_in_a_preemption_would_be_seen(
     house, params = houses("llama"), {**limited("greedy", 40), "max_tokens": 40}
     right = Scheduler._start
 
-    def forgetful(self: Scheduler, request: Request, reuse: Reuse) -> bool:
+    def forgetful(self: Scheduler, request: Request, reuse: Reuse, room: int) -> bool:
         known = request.most_computed
-        if request.num_preemptions == 0 or not right(self, request, reuse):
-            return request.num_preemptions == 0 and right(self, request, reuse)
+        if request.num_preemptions == 0 or not right(self, request, reuse, room):
+            return request.num_preemptions == 0 and right(self, request, reuse, room)
         request.num_computed = known  # although its blocks are new ones
         return True
 

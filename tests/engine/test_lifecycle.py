@@ -23,6 +23,7 @@ from seethrough.engine.outputs import Delta
 from seethrough.errors import (
     CapacityError,
     ContextLengthError,
+    KVIntegrityError,
     NoCandidatesError,
     NonFiniteLogitsError,
     ParameterError,
@@ -301,6 +302,24 @@ def test_an_interrupt_right_after_the_last_token(llm: LLM, monkeypatch: pytest.M
     assert stepping.output().outputs[0].finish_reason == "length"
     wanted = llm.generate("the lazy dog", temperature=0, max_tokens=3)[0].outputs[0].token_ids
     assert ids_of(list(mate)) == wanted
+
+
+# ------------------------------------------------------------------------------------ the books
+
+
+def test_a_block_that_is_lost_is_noticed_when_the_engine_is_idle(llama_dir: Path) -> None:
+    """Not at the end of the world, when the pool is empty: with the request that lost it."""
+    leaky = LLM(llama_dir, threads=1, max_model_len=64)
+    stream = leaky.stream("the dog", temperature=0, max_tokens=4)
+    next(stream)
+    leaky._engine.pool.allocate(1)
+    with pytest.raises(KVIntegrityError, match="nobody can get"):
+        list(stream)
+    other = LLM(llama_dir, threads=1, max_model_len=64)
+    other.rest()
+    other._engine.pool.allocate(1)
+    with pytest.raises(KVIntegrityError, match="nobody can get"):
+        other.rest()
 
 
 # ------------------------------------------------------------------------------------ errors inside

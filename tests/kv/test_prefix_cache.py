@@ -59,6 +59,20 @@ def test_a_chain_may_grow_in_any_pieces(ids: list[int], cuts: list[int]) -> None
     assert chain.tokens == len(ids) // 4 * 4
 
 
+@given(ids=IDS, cut=st.integers(0, 20), left=IDS, right=IDS)
+def test_a_copy_goes_its_own_way(
+    ids: list[int], cut: int, left: list[int], right: list[int]
+) -> None:
+    chain = KeyChain("a", 4)
+    chain.extend(ids[:cut])
+    kept = ids[: chain.tokens]
+    other = chain.copy()
+    chain.extend(left)
+    other.extend(right)
+    assert chain.keys == keys(kept + left, "a")
+    assert other.keys == keys(kept + right, "a")
+
+
 def test_keys_are_strong_and_start_from_the_same_place_in_every_process() -> None:
     """vllm-project/vllm PR#12621: hash() of a tuple can be made to collide; SHA-256 cannot."""
     assert all(len(key) == 32 for key in keys(list(range(16))))

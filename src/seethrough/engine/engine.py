@@ -98,6 +98,7 @@ class Engine:
         if request.finish_reason is None:
             self._finish(request, "abort")
             self.scheduler.remove(request)
+            self._check_idle()
 
     def step(self, tracer: StepTracer | None = None) -> Iterator[Delta]:
         """One step of the loop; gives what it added to each request as soon as it is added.
@@ -125,6 +126,12 @@ class Engine:
                     yield delta
         finally:
             self.scheduler.drop_finished()
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        """Where nothing runs, nothing may be held; `check` says more, and takes longer."""
+        if not self.busy and self.pool.free_blocks != self.pool.num_blocks:
+            self.check()
 
     def check(self) -> None:
         """Check the books of the KV pool."""

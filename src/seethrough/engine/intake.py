@@ -83,7 +83,10 @@ class Intake:
         bans = prepare_bans(params, loaded.end_ids, self._vocab_size, spell)
         max_tokens = self._max_tokens(len(ids), params)
         pool = loaded.engine.pool
-        shared = loaded.config.enable_prefix_caching and not alone
+        chain = None
+        if loaded.config.enable_prefix_caching and not alone:
+            chain = KeyChain(cache_salt, pool.block_size)
+            chain.extend(ids)
         job = Job(f"req-{self._series}-{next(self._count)}", text, served=not alone)
         for index in range(params.n) if samples is None else samples:
             request = Request(
@@ -98,7 +101,7 @@ class Intake:
                 text=TextOutput(loaded.tokenizer, params, at_start=False),
                 times=Times(arrival),
                 sample_index=index,
-                chain=KeyChain(cache_salt, pool.block_size) if shared else None,
+                chain=None if chain is None else chain.copy(),
                 forced=dict(forced or {}),
             )
             job.requests.append(request)

@@ -22,10 +22,12 @@ from seethrough.engine.metrics import EngineMetrics
 from seethrough.engine.request import Request
 from seethrough.kv.pool import KVPool
 from seethrough.kv.prefix import KeyChain
+from seethrough.sampling.params import MAX_N
 
 # How often a request that waits for many blocks lets smaller ones that came later start first.
 MOST_OVERTAKEN = 16
-# Requests behind the first that are looked at in a step: a long queue costs no more than a short.
+# Requests that do not fit and are looked behind in a step: a long queue costs no more than a short.
+# Those that wait for a block that is being computed (the samples of one prompt) come on top.
 _LOOKAHEAD = 32
 
 
@@ -155,35 +157,36 @@ class Scheduler:
     def _start_waiting(self) -> None:
         """Start who fits, in order of arrival; small ones may pass a large one, a few times."""
         passed: list[Request] = []  # came earlier, but do not fit now
-        looked = 0
-        while len(self.running) < self._most_running and looked < len(self.waiting):
+        looked, room = 0, self._room()
+        while room > 0 and len(self.running) < self._most_running and looked < len(self.waiting):
             request = self.waiting[looked]
             reuse = self._reusable(request)
             if self._is_coming(request, len(reuse.blocks)):
                 looked += 1
-            elif self._start(request, reuse):
+            elif self._start(request, reuse, room):
                 del self.waiting[looked]
+                room = self._room()
                 for other in passed:
                     other.overtaken += 1
             else:
                 passed.append(request)
                 looked += 1
-            if looked > _LOOKAHEAD or any(r.overtaken >= MOST_OVERTAKEN for r in passed):
+            too_many = len(passed) > _LOOKAHEAD or looked > _LOOKAHEAD + MAX_N
+            if too_many or any(r.overtaken >= MOST_OVERTAKEN for r in passed):
                 return
 
-    def _start(self, request: Request, reuse: Reuse) -> bool:
-        """Give it the blocks of all its known tokens, shared ones first, if there are enough.
+    def _room(self) -> int:
+        """Blocks that can be given away, with one kept for each running request that may grow."""
+        blocks_for = self._pool.blocks_for
+        growing = sum(blocks_for(r.positions_needed) > len(r.table.blocks) for r in self.running)
+        return self._pool.free_blocks - growing
 
-        Some stay free for the growth of those that run: one each.
-        """
+    def _start(self, request: Request, reuse: Reuse, room: int) -> bool:
+        """Give it the blocks of all its known tokens, shared ones first, if there are enough."""
         pool = self._pool
         idle = sum(pool.prefix.is_idle(block) for block in reuse.blocks)
-        growing = sum(
-            pool.blocks_for(r.positions_needed) > len(r.table.blocks) for r in self.running
-        )
         next_token = min(request.num_tokens + 1, request.positions_needed)
-        new = pool.blocks_for(next_token) - len(reuse.blocks)
-        if new + growing > pool.free_blocks - idle:
+        if pool.blocks_for(next_token) - len(reuse.blocks) + idle > room:
             return False
         request.table.share(reuse.blocks)
         request.table.reserve(request.num_tokens)

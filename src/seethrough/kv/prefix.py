@@ -30,6 +30,12 @@ class KeyChain:
         self._last = root_key(salt)
         self.keys: list[Key] = []
 
+    def copy(self) -> KeyChain:
+        """Another text that begins alike."""
+        other = KeyChain(None, self._size)
+        other._last, other.keys = self._last, self.keys.copy()
+        return other
+
     @property
     def tokens(self) -> int:
         """How many ids the keys cover."""
