@@ -7,10 +7,8 @@ print(llm.generate("Neural Bits Newsletter is", temperature=0, max_tokens=16)[0]
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +36,17 @@ from seethrough.engine.recorder import (
     Recorder,
     Store,
 )
-from seethrough.errors import DiffError, ParameterError, SeethroughError, TraceError
+from seethrough.errors import ParameterError, SeethroughError
 from seethrough.model.load import ModelWeights
 from seethrough.model.spec import TransformerSpec
 from seethrough.sampling.params import EffectiveParams, SamplingParams
 from seethrough.text.tokenizer import Tokenizer
 from seethrough.trace.replay import Replay
+from seethrough.trace.runs import TracedRuns
 from seethrough.trace.trace import Trace
-from seethrough.trace.tracer import DEFAULT_BYTE_BUDGET, TraceFilter, Tracer
+from seethrough.trace.tracer import DEFAULT_BYTE_BUDGET, TraceFilter
 
 BatchProgress = Callable[[int, int], None]
-# What says where a text ends, and which prompt rows have logits.
-_LENGTH_FIELDS = ("min_tokens", "ignore_eos", "stop", "stop_token_ids", "prompt_logprobs")
 
 
 class LLM:
@@ -102,6 +99,9 @@ class LLM:
             store=store,
         )
         self.jobs = Jobs(self._engine, self.recorder.finished)
+        self._traced = TracedRuns(
+            self.report.name, self.spec, self.tokenizer, self.prompts, self.intake, self.jobs
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -270,14 +270,7 @@ class LLM:
             encode = partial(self.prompts.encode, prompt)
         else:
             encode = partial(self.prompts.render, prompt, None)
-        arrival = time.perf_counter()
-        text, ids = encode()
-        seconds = time.perf_counter() - arrival
-        effective = self.effective(param)
-        if effective.n > 1:
-            raise ParameterError("n", effective.n, "a trace follows one sample")
-        job = self.intake.job(text, ids, effective, arrival, alone=True, forced=forced)
-        return self._traced(job, chosen, seconds)
+        return self._traced.trace(encode, param, chosen, forced)
 
     def follow(
         self,
@@ -301,37 +294,9 @@ class LLM:
             DiffError: the ids mean other tokens in this model, or end its text earlier.
             TraceError: as `trace`.
         """
-        ids, output = other.prompt_token_ids, other.output.outputs[0].token_ids
-        self._check_pieces(other)
         chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
         (asked,) = params_for(1, params, sampling)
-        was = other.output.params
-        same = {name: getattr(was, name) for name in _LENGTH_FIELDS}
-        effective = replace(self.effective(asked), n=1, **same, max_tokens=len(output))
-        if effective.origin["seed"] == "engine":
-            effective = replace(effective, seed=was.seed)
-        forced = dict(enumerate(output))
-        now = time.perf_counter()
-        job = self.intake.job(other.prompt, ids, effective, now, alone=True, forced=forced)
-        found = self._traced(job, chosen, 0.0)
-        ran = found.output.outputs[0]
-        if len(ran.token_ids) < len(output) and ran.error is None:
-            raise DiffError(
-                f"B ends its text at output token {len(ran.token_ids) - 1} ({ran.stop_reason!r}), "
-                f"where A goes on; with ignore_eos both go on"
-            )
-        return found
-
-    def _check_pieces(self, other: Trace) -> None:
-        ids = other.prompt_token_ids + other.output.outputs[0].token_ids
-        if max(ids) >= self.spec.vocab_size:
-            raise DiffError(
-                f"B has {self.spec.vocab_size} tokens, but A uses the id {max(ids)}: their "
-                "vocabularies differ"
-            )
-        for token_id, piece, own in zip(ids, other.tokens, self.tokenizer.pieces(ids), strict=True):
-            if piece != own:
-                raise DiffError(f"the id {token_id} is {piece!r} in A and {own!r} in B")
+        return self._traced.follow(other, asked, chosen)
 
     def replay(
         self,
@@ -363,45 +328,8 @@ class LLM:
         recorded = which if isinstance(which, Recorded) else self.recorder.get(which)
         chosen = TraceFilter.build(self.spec, stages, layers, heads, tokens, byte_budget)
         (asked,) = params_for(1, params, sampling)
-        was = recorded.sample(sample)
-        changed = bool(asked.to_dict() or forced)
-        # Of a request that was ended from outside, as much as there was; at least the prompt.
-        ended = was.finish_reason == "abort" and not changed
-        most = max(len(was.token_ids), 1) if ended else None
-        given = {"prompt": recorded.prompt, "prompt_token_ids": list(recorded.prompt_ids)}
-        text, ids = self.prompts.encode(given)
-        job = self.intake.job(
-            text,
-            ids,
-            replace(recorded.params, max_tokens=recorded.max_tokens).changed(asked),
-            time.perf_counter(),
-            alone=True,
-            samples=[sample],
-            forced=forced,
-        )
-        trace = self._traced(job, chosen, 0.0, most)
-        return Replay(recorded, was, trace, self.recorder.provenance.origin.fingerprint)
-
-    def _traced(
-        self, job: Job, chosen: TraceFilter, seconds: float, most: int | None = None
-    ) -> Trace:
-        """Run one sample alone with a tracer, for at most so many tokens.
-
-        `seconds` is what making its ids took.
-        """
-        if self.jobs.busy:
-            raise TraceError("a stream of this LLM is still open: finish or close it first")
-        tracer = Tracer(self.spec, chosen)
-        (request,) = job.requests
-        pieces = self.tokenizer.pieces(request.prompt_ids)
-        tracer.prompt(job.prompt, request.prompt_ids, pieces, seconds)
-        self.jobs.submit(job)
-        try:
-            while job.running and (most is None or len(request.output_ids) < most):
-                self.jobs.step(tracer)
-        finally:
-            self.jobs.close(job)
-        return tracer.finish(job.output(), self.tokenizer, self.report.name)
+        now = self.recorder.provenance.origin.fingerprint
+        return self._traced.replay(recorded, sample, asked, chosen, forced, now)
 
     # ------------------------------------------------------------------ running
 
