@@ -27,7 +27,7 @@ from seethrough.engine.fingerprint import Fingerprint, Identity
 from seethrough.engine.record_rows import from_row, origin_text, to_row
 from seethrough.engine.record_store import FILE, RecordStore
 from seethrough.engine.recorder import Origin, Recorded, RecordedSample
-from seethrough.errors import ParameterError, RecordError
+from seethrough.errors import ParameterError, RecordError, SeethroughError
 from seethrough.sampling.params import EffectiveParams, resolve
 
 ORIGIN = Origin("m", "/m.gguf", {"backend": "cpu"}, Fingerprint("abc", {"sources": "1"}))
@@ -492,6 +492,29 @@ def test_records_that_cannot_be_written_disturb_no_request(
     assert output.outputs[0].finish_reason == "length"
     assert "no such table" in (llm.recorder.problem or "")
     assert llm.recorder.get("last").request_id == output.request_id  # memory has it
+
+
+# Text that no file can hold, wherever a caller could put it.
+LONE = "a\ud800"
+NO_TEXT: dict[str, dict[str, Any]] = {
+    "prompt": {"prompts": LONE},
+    "text beside ids": {"prompts": {"prompt": LONE, "prompt_token_ids": [1, 2]}},
+    "stop": {"prompts": "a", "stop": LONE},
+    "bad_words": {"prompts": "a", "bad_words": [LONE]},
+}
+
+
+@pytest.mark.parametrize("request_", NO_TEXT.values(), ids=NO_TEXT)
+def test_what_no_file_can_hold_is_refused_before_it_runs(
+    request_: dict[str, Any], llama_dir: Path, tmp_path: Path
+) -> None:
+    llm = LLM(llama_dir, record=tmp_path / "records")
+    with pytest.raises(SeethroughError, match="lone surrogate"):
+        llm.generate(**request_, **GREEDY)
+    llm.generate("a", **GREEDY)
+    llm.rest()
+    assert llm.recorder.problem is None
+    assert len(llm.recorder) == 1
 
 
 def test_what_is_pending_is_written_when_the_program_ends(llama_dir: Path, tmp_path: Path) -> None:

@@ -95,13 +95,16 @@ class EngineLoop:
 
     def _wait(self) -> bool:
         """Wait until there is something to do; False when it is time to end."""
-        with self._wanted:
-            quiet = False
-            while not (self._stopping or self._calls or self._jobs.busy):
-                if not self._wanted.wait(None if quiet else _QUIET):
-                    self._idle()
-                    quiet = True
-            return not self._stopping
+        patience: float | None = _QUIET
+        while True:
+            with self._wanted:
+                if self._wanted.wait_for(self._due, patience):
+                    return not self._stopping
+            self._idle()  # without the lock: nobody who calls waits for it
+            patience = None
+
+    def _due(self) -> bool:
+        return self._stopping or bool(self._calls) or self._jobs.busy
 
     def _answer(self) -> None:
         while self._calls:

@@ -9,7 +9,7 @@ from typing import Any
 from seethrough.errors import ParameterError
 from seethrough.sampling.params import SamplingParams
 from seethrough.text.chat import encode_chat
-from seethrough.text.tokenizer import Tokenizer
+from seethrough.text.tokenizer import Tokenizer, check_text
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -63,6 +63,7 @@ class PromptReader:
         if text is not None and not isinstance(text, str):
             raise ParameterError("prompt", text, "a string is expected")
         if ids is not None:
+            check_text(text or "")  # it is shown and recorded, if it is not encoded
             return text, self._checked(ids)
         return self.encode(text or "")
 
