@@ -1,10 +1,11 @@
 """How a weight matrix lies in memory for the kernels: sixteen output rows side by side.
 
 A *group* is sixteen rows, cut along its columns into *units*: a block of 32 columns, or (K-quants)
-a super-block of 8 blocks. A unit is read from its first byte to its last, the next follows at once:
+a super-block of 8 blocks. A group is read from its first byte to its last, one stream:
 
+    head     per unit    the super-scales of a super-block; a block has none
     quants   per block   bits · 64 bytes   (a 64-byte load: 4 columns x 16 rows)
-    scales   per unit
+    scales   per block
 
 Four columns of a row are neighbours in a byte quad, sixteen rows make 64 bytes, so that a byte dot
 product leaves one row per lane and nothing is ever summed across lanes.
@@ -56,12 +57,20 @@ class Form:
         return self.bits * 4 * LANES
 
     @property
-    def scale_bytes(self) -> int:
-        """Bytes of a group's scales per block (levels = 1) or super-block (levels = 2)."""
-        floats = 2 * LANES * (2 if self.has_min else 1)
-        if self.levels == 1:
-            return floats
-        return floats + LANES * SUPER * 2  # scale and minimum, or one scale for each half
+    def float_bytes(self) -> int:
+        """Bytes of a group's float16 scale, and minimum if there is one."""
+        return 2 * LANES * (2 if self.has_min else 1)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a group's super-scales, in front of the blocks of a unit."""
+        return 0 if self.levels == 1 else self.float_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a group's block, quants and scales."""
+        # K-quants: a byte for scale and minimum each, or for the scale of each half.
+        return self.quant_bytes + (self.float_bytes if self.levels == 1 else 2 * LANES)
 
     @property
     def unit_blocks(self) -> int:
@@ -71,7 +80,7 @@ class Form:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a group's unit."""
-        return self.unit_blocks * self.quant_bytes + self.scale_bytes
+        return self.head_bytes + self.unit_blocks * self.block_bytes
 
     def group_bytes(self, columns: int) -> int:
         """Bytes of one group of rows with so many columns, a multiple of 64."""

@@ -95,30 +95,30 @@ def _k_scale(scales: int, s: int) -> tuple[int, int]:
 
 
 @inline
-def write_scales(code: int, unit: int, lane: int, block: int) -> None:
-    """Write one row's scales of a block or super-block."""
-    if code <= _Q8_0:
-        store_u16(unit + 2 * lane, load_u16(block))
-        if code in (_Q4_1, _Q5_1):
-            store_u16(unit + 32 + 2 * lane, load_u16(block + 2))
-    elif code == _Q6_K:
-        store_u16(unit + 2 * lane, load_u16(block + 208))
-        for s in range(8):
-            for half in range(2):
-                store_u8(unit + 32 + 32 * s + 16 * half + lane, load_u8(block + 192 + 2 * s + half))
+def write_floats(code: int, at: int, lane: int, block: int) -> None:
+    """Write one row's float16 scale and minimum: of a block, or those above a super-block's."""
+    store_u16(at + 2 * lane, load_u16(block + (208 if code == _Q6_K else 0)))
+    if code in (_Q4_1, _Q5_1, _Q4_K, _Q5_K):
+        store_u16(at + 32 + 2 * lane, load_u16(block + 2))
+
+
+@inline
+def write_numbers(code: int, at: int, lane: int, block: int, s: int) -> None:
+    """Write one row's whole-number scales of block s of a super-block."""
+    if code == _Q6_K:
+        store_u8(at + lane, load_u8(block + 192 + 2 * s))
+        store_u8(at + 16 + lane, load_u8(block + 192 + 2 * s + 1))
     else:
-        store_u16(unit + 2 * lane, load_u16(block))
-        store_u16(unit + 32 + 2 * lane, load_u16(block + 2))
-        for s in range(8):
-            scale, minimum = _k_scale(block + 4, s)
-            store_u8(unit + 64 + 32 * s + lane, scale)
-            store_u8(unit + 64 + 32 * s + 16 + lane, minimum)
+        scale, minimum = _k_scale(block + 4, s)
+        store_u8(at + lane, scale)
+        store_u8(at + 16 + lane, minimum)
 
 
 def pack_kernel(form: Form) -> Callable[..., None]:
     """The packer of one format: its branches are decided when it is compiled."""
     code, bits, per_unit = form.code, form.bits, form.unit_blocks
-    packed_unit, quant_bytes = form.unit_bytes, form.quant_bytes
+    packed_unit, packed_block, quant_bytes = form.unit_bytes, form.block_bytes, form.quant_bytes
+    head, levels = form.head_bytes, form.levels
 
     def pack(
         source: int,
@@ -138,9 +138,12 @@ def pack_kernel(form: Form) -> Callable[..., None]:
                 for unit in range(blocks // per_unit):
                     block = row + unit * unit_bytes
                     at = target + group * group_bytes + unit * packed_unit
+                    write_floats(code, at + (quant_bytes if levels == 1 else 0), lane, block)
                     for s in range(per_unit):
-                        place(code, bits, at + s * quant_bytes, lane, block, s)
-                    write_scales(code, at + per_unit * quant_bytes, lane, block)
+                        quants = at + head + s * packed_block
+                        place(code, bits, quants, lane, block, s)
+                        if levels == 2:
+                            write_numbers(code, quants + quant_bytes, lane, block, s)
 
     return pack
 

@@ -352,6 +352,8 @@ def embed_kernel(name: str) -> Callable[..., None]:
     zero = FORMS[name].zero if quantized else 0
     levels = FORMS[name].levels if quantized else 0
     quant_bytes = FORMS[name].quant_bytes if quantized else 0
+    head_bytes = FORMS[name].head_bytes if quantized else 0
+    block_bytes = FORMS[name].block_bytes if quantized else 0
     unit_bytes = FORMS[name].unit_bytes if quantized else 0
     per_unit = FORMS[name].unit_blocks if quantized else 1
     halves = quantized and FORMS[name].halves
@@ -372,28 +374,31 @@ def embed_kernel(name: str) -> Callable[..., None]:
         return q
 
     @inline
-    def scales(unit: int, s: int, lane: int, half: int) -> tuple[float, float]:
-        """d and m of one row's block, as the file's format defines them in float32."""
-        d = widen_half(load_u16(unit + 2 * lane))
+    def scales(unit: int, at: int, lane: int, half: int) -> tuple[float, float]:
+        """d and m of one row's block, as the file's format defines them in float32.
+
+        `at` is the address of the block's own scales; `unit` that of the super-scales, if any.
+        """
+        d = widen_half(load_u16((at if levels == 1 else unit) + 2 * lane))
         if levels == 1:
             m = _F(0)
             if zero == 0:
-                m = widen_half(load_u16(unit + 32 + 2 * lane))
+                m = widen_half(load_u16(at + 32 + 2 * lane))
             return d, m
         if halves:
-            number = load_u8(unit + 32 + 32 * s + 16 * half + lane)
+            number = load_u8(at + 16 * half + lane)
             return d * _F(number - 256 if number > 127 else number), _F(0)
         m = widen_half(load_u16(unit + 32 + 2 * lane))
-        at = unit + 64 + 32 * s + lane
-        return d * _F(load_u8(at)), -(m * _F(load_u8(at + 16)))
+        return d * _F(load_u8(at + lane)), -(m * _F(load_u8(at + 16 + lane)))
 
     @inline
     def quantized_row(group: int, lane: int, y: int, blocks: int, factor: float) -> None:
         for block in range(blocks):
-            s, unit = block % per_unit, group + block // per_unit * unit_bytes
+            unit = group + block // per_unit * unit_bytes
+            quants = unit + head_bytes + block % per_unit * block_bytes
             for c in range(32):
-                d, m = scales(unit + per_unit * quant_bytes, s, lane, c >> 4)
-                q = _F(quant(unit + s * quant_bytes, lane, c) - zero)
+                d, m = scales(unit, quants + quant_bytes, lane, c >> 4)
+                q = _F(quant(quants, lane, c) - zero)
                 value = d * q
                 if zero == 0:
                     value = value + m
