@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,83 @@ def test_nothing_is_recorded_unless_asked(
     ran = seethrough("run", "a", "--model", chat_model, "--max-tokens", 1)
     assert "recorded" not in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+def _edit(folder: Path, change: str, *values: Any) -> None:
+    with sqlite3.connect(folder / FILE) as db:
+        db.execute(change, values)
+    db.close()
+
+
+ESCAPES = "\x1b]0;mine\x07\x1b[2J\x9b1m\u202egnp.\n\ta"
+
+
+@pytest.mark.parametrize("column", ["prompt", "request_id"])
+def test_a_strangers_text_moves_no_cursor(
+    seethrough: Seethrough, recorded: Path, column: str
+) -> None:
+    _edit(recorded, f"UPDATE requests SET {column} = ?", ESCAPES)
+    ran = seethrough("replay", "list", "--record", recorded)
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 2
+    assert "\\x1b]0;mine\\x07\\x1b[2J\\x9b1m\\u202egnp." in ran.out
+    assert not set("\x1b\x07\x9b\u202e") & set(ran.out)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("path", "/" + "a" * 5000, "is gone"),
+        ("path", "/a\0b", "is gone"),
+        ("path", "/dev/null", "/dev/null"),
+        ("path", "/", "error"),
+        ("model", "\x1b[2J", "\\x1b[2J"),
+    ],
+)
+def test_a_strangers_origin_is_an_error_that_says_so(
+    seethrough: Seethrough, recorded: Path, name: str, value: str, said: str
+) -> None:
+    moved = {"path": "/gone.gguf", "model": "gone"}
+    for key, changed in (moved | {name: value}).items():
+        _edit(recorded, f"UPDATE origins SET body = json_set(body, '$.{key}', ?)", changed)
+    ran = seethrough("replay", "--record", recorded)
+    assert ran.code in (2, 3)
+    assert said in ran.err
+    assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("backend", "gpu"),
+        ("backend", ["cpu"]),
+        ("cpu_path", {"a": 1}),
+        ("cpu_path", "sse"),
+        ("kv_cache_dtype", 5),
+        ("max_model_len", 10**9),
+        ("max_model_len", "64"),
+        ("max_model_len", -1),
+    ],
+)
+def test_a_strangers_settings_are_checked(
+    seethrough: Seethrough, recorded: Path, setting: str, value: Any
+) -> None:
+    change = f"UPDATE origins SET body = json_set(body, '$.settings.{setting}', json(?))"
+    _edit(recorded, change, json.dumps(value))
+    ran = seethrough("replay", "--record", recorded)
+    assert ran.code == 2
+    assert setting in ran.err
+
+
+def test_ids_that_the_model_does_not_have(seethrough: Seethrough, recorded: Path) -> None:
+    ids = array("i", [2**31 - 1] * 8).tobytes()
+    _edit(recorded, "UPDATE requests SET output_ids = ?", ids)
+    for words in (("--check",), (), ("--set", "temperature=0"), ("--json",)):
+        ran = seethrough("replay", "--record", recorded, *words)
+        assert ran.code == (1 if "--check" in words else 0), (words, ran.err)
+        assert "Traceback" not in ran.err
+    _edit(recorded, "UPDATE requests SET prompt_ids = ?", ids)
+    assert seethrough("replay", "--record", recorded).code == 2
 
 
 def test_an_empty_name_is_no_directory(

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ ASKED = st.builds(
     line=ASKED,
     samples=st.lists(SAMPLES, min_size=1, max_size=4),
     cached=st.integers(0, 10**6),
-    when=st.floats(0, 1e12),
+    when=st.floats(0, 2e11),
 )
 def test_a_row_reads_back_as_it_was(
     text: str | None,
@@ -183,7 +184,7 @@ def test_finding(store: RecordStore) -> None:
     newest = store.get("last")
     assert newest is not None
     assert newest.request_id == "req-3"
-    assert [r.request_id for r in store.list(2)] == ["req-3", "req-2"]
+    assert [r.request_id for r in store.newest(2)] == ["req-3", "req-2"]
     assert store.get("req-") is None
     assert store.get("req-1' OR '1'='1") is None
 
@@ -192,11 +193,11 @@ def test_reading_changes_nothing(store: RecordStore, tmp_path: Path) -> None:
     """Also while another process has the file open for writing, and from a copy of it."""
     store.write([record(1)], ORIGIN)
     reader = RecordStore(tmp_path / "records", read_only=True)
-    assert [r.request_id for r in reader.list(5)] == ["req-1"]
+    assert [r.request_id for r in reader.newest(5)] == ["req-1"]
     with pytest.raises(RecordError, match="readonly"):
         reader.write([record(2)], ORIGIN)
     store.write([record(3)], ORIGIN)
-    assert [r.request_id for r in reader.list(5)] == ["req-3", "req-1"]
+    assert [r.request_id for r in reader.newest(5)] == ["req-3", "req-1"]
     reader.close()
     store.close()
     copy = tmp_path / "copy"
@@ -204,7 +205,7 @@ def test_reading_changes_nothing(store: RecordStore, tmp_path: Path) -> None:
     (copy / FILE).write_bytes((tmp_path / "records" / FILE).read_bytes())
     before = (copy / FILE).stat().st_mtime_ns
     again = RecordStore(copy, read_only=True)
-    assert len(again.list(5)) == 2
+    assert len(list(again.newest(5))) == 2
     again.close()
     assert (copy / FILE).stat().st_mtime_ns == before
 
@@ -223,9 +224,9 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     store = RecordStore(tmp_path, limit=5)
     for number in range(1, 13):
         store.write([record(number)], ORIGIN)
-    assert [r.request_id for r in store.list(99)] == [f"req-{n}" for n in range(12, 7, -1)]
+    assert [r.request_id for r in store.newest(99)] == [f"req-{n}" for n in range(12, 7, -1)]
     store.write([record(number) for number in range(20, 40)], ORIGIN)
-    assert [r.request_id for r in store.list(99)] == [f"req-{n}" for n in range(39, 34, -1)]
+    assert [r.request_id for r in store.newest(99)] == [f"req-{n}" for n in range(39, 34, -1)]
     store.close()
 
 
@@ -233,12 +234,12 @@ def test_bytes_are_bounded(tmp_path: Path) -> None:
     store = RecordStore(tmp_path, max_bytes=100_000)
     for number in range(200):
         store.write([record(number, prompt_ids=list(range(1000)))], ORIGIN)
-    kept = store.list(999)
+    kept = list(store.newest(999))
     assert 20 <= len(kept) <= 25  # 4 kB each
     assert [r.request_id for r in kept] == [f"req-{n}" for n in range(199, 199 - len(kept), -1)]
     # One that alone is too large is not kept either.
     store.write([record(500, prompt_ids=list(range(30_000)))], ORIGIN)
-    assert store.list(9) == []
+    assert list(store.newest(9)) == []
     store.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2_000_000
 
@@ -248,7 +249,7 @@ def test_origins_go_with_their_last_request(tmp_path: Path) -> None:
     for number in range(6):
         origin = replace(ORIGIN, model=f"m{number // 2}")
         store.write([record(number)], origin)
-    assert [r.origin and r.origin.model for r in store.list(9)] == ["m2", "m2"]
+    assert [r.origin and r.origin.model for r in store.newest(9)] == ["m2", "m2"]
     with sqlite3.connect(tmp_path / FILE) as db:
         assert db.execute("SELECT count(*) FROM origins").fetchone() == (1,)
     store.close()
@@ -273,7 +274,7 @@ def test_two_that_write_one_directory(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     store = RecordStore(tmp_path, read_only=True)
-    ids = {r.request_id for r in store.list(1000)}
+    ids = {r.request_id for r in store.newest(1000)}
     assert ids == {f"{name}-{i}" for name in "ab" for i in range(60)}
     store.close()
 
@@ -318,6 +319,8 @@ def test_a_process_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> No
         ("times", array("d", [1, 2, 3, math.nan]).tobytes()),
         ("finished_at", math.inf),
         ("finished_at", "soon"),
+        ("finished_at", -1.0),
+        ("finished_at", 1e300),
         ("prompt", b"5"),
         ("request_id", b"\xff"),
         ("body", "{"),
@@ -335,7 +338,7 @@ def test_damaged_rows_are_errors_that_say_so(
     with pytest.raises(RecordError, match="is damaged"):
         store.get("last")
     with pytest.raises(RecordError, match="is damaged"):
-        store.list(5)
+        list(store.newest(5))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +392,32 @@ def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="another program"):
         RecordStore(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT count(*) FROM c"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "CREATE VIEW more AS SELECT 1",
+        "CREATE TABLE more (a)",
+        "CREATE INDEX more ON requests (prompt)",
+        f"CREATE TRIGGER more AFTER INSERT ON requests BEGIN SELECT ({ENDLESS}); END",
+        "CREATE TRIGGER requests AFTER INSERT ON origins BEGIN DELETE FROM requests; END",
+        f"ALTER TABLE requests RENAME TO r; CREATE VIEW requests AS SELECT *, ({ENDLESS}) FROM r",
+        "DROP TABLE origins; CREATE VIEW origins AS SELECT 1 AS id, '{}' AS body",
+        "ALTER TABLE requests ADD COLUMN more AS (prompt || prompt)",
+    ],
+)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_nothing_in_the_file_is_run(
+    store: RecordStore, db: sqlite3.Connection, tmp_path: Path, script: str, read_only: bool
+) -> None:
+    """Neither for its reader nor for who would go on writing it."""
+    db.executescript(script)
+    with pytest.raises(RecordError, match="something else than records"):
+        RecordStore(tmp_path / "records", read_only=read_only)
 
 
 def test_a_newer_format_is_refused(store: RecordStore, tmp_path: Path) -> None:
@@ -490,8 +519,60 @@ def test_records_that_cannot_be_written_disturb_no_request(
         db.execute("DROP TABLE requests")
     output = llm.generate("dog", **GREEDY)[0]
     assert output.outputs[0].finish_reason == "length"
+    llm.recorder.flush()
     assert "no such table" in (llm.recorder.problem or "")
     assert llm.recorder.get("last").request_id == output.request_id  # memory has it
+
+
+def test_a_store_that_makes_wait_holds_up_no_request(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has locked the file, or a large model is hashed for the first record."""
+    llm = LLM(llama_dir, threads=1, max_model_len=96, record=tmp_path)
+    monkeypatch.setattr(recorder_module, "WRITE_AFTER", 1)
+    free, entered, write = Event(), Event(), RecordStore.write
+
+    def slow(*given: Any) -> None:
+        entered.set()
+        assert free.wait(60)
+        write(*given)
+
+    monkeypatch.setattr(RecordStore, "write", slow)
+    first = llm.generate("dog", **GREEDY)[0]
+    assert entered.wait(60)
+    more = llm.generate(["fox"] * 5, **GREEDY)
+    assert not free.is_set()
+    free.set()
+    llm.recorder.flush()
+    assert llm.recorder.problem is None
+    kept = {found.request_id for found in RecordStore(tmp_path, read_only=True).newest(9)}
+    assert kept == {output.request_id for output in (first, *more)}
+
+
+def test_rows_keep_their_order_whoever_writes_them(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(llama_dir, threads=1, max_model_len=96, record=tmp_path)
+    monkeypatch.setattr(recorder_module, "WRITE_AFTER", 2)
+    done = Event()
+
+    def flush() -> None:
+        while not done.is_set():
+            llm.recorder.flush()
+
+    others = [Thread(target=flush) for _ in range(2)]
+    for other in others:
+        other.start()
+    outputs = llm.generate(["dog"] * 150, temperature=1, max_tokens=1)
+    done.set()
+    for other in others:
+        other.join()
+    llm.recorder.flush()
+    assert llm.recorder.problem is None
+    found = list(RecordStore(tmp_path, read_only=True).newest(500))
+    assert {r.request_id for r in found} == {output.request_id for output in outputs}
+    times = [r.finished_at for r in found]
+    assert times == sorted(times, reverse=True)
 
 
 # Text that no file can hold, wherever a caller could put it.

@@ -69,7 +69,7 @@ def test_a_hundred_requests_recorded_under_load_replay_identical(
     assert counted.cached_tokens > 0
     served.recorder.flush()
     store = RecordStore(tmp_path, read_only=True)
-    recorded = store.list(200)
+    recorded = list(store.newest(200))
     assert len(recorded) == 100
     fresh = LLM(folder, max_model_len=96, threads=1)
     reasons = set()

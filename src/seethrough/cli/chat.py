@@ -22,6 +22,7 @@ from seethrough.cli.loading import (
 )
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import paint
+from seethrough.cli.terminal import as_shown
 from seethrough.errors import ParameterError, SeethroughError
 from seethrough.sampling.params import SamplingParams
 
@@ -98,7 +99,7 @@ class Conversation:
             for delta in stream:
                 if delta.index == 0:
                     written += len(delta.text)
-                    shown = delta.text
+                    shown = as_shown(delta.text)
                     if self._color:
                         shown = paint(shown, delta.token_ids, delta.logprobs)
                     print(shown, end="", flush=True)
@@ -106,7 +107,7 @@ class Conversation:
             stopped = True
         stream.close()
         output = stream.output()
-        print(output.outputs[0].text[written:], flush=True)
+        print(as_shown(output.outputs[0].text[written:]), flush=True)
         if stopped:
             self._speaker.note("chat_stopped")
         if report_errors(output, self._speaker) == 0:

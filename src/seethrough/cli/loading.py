@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from seethrough.cli.messages import Speaker, size_text
 from seethrough.cli.options import engine_settings, recording, sampling_params
+from seethrough.cli.terminal import printable
 from seethrough.errors import ParameterError
 from seethrough.weights.catalog import DEFAULT_MODEL
 
@@ -92,7 +93,7 @@ def report_loading(report: LoadReport, speaker: Speaker) -> None:
         speaker.note("left_aside", names=", ".join(report.left_aside))
     for note in report.notes:
         if not speaker.quiet:
-            print(note, file=sys.stderr)
+            print(printable(note), file=sys.stderr)
 
 
 def report_timing(output: RequestOutput, load_ms: float, speaker: Speaker) -> None:

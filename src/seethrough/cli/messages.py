@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seethrough.cli.terminal import printable
 from seethrough.stages import Language, Text
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
@@ -229,8 +230,9 @@ class Speaker:
         self.quiet = quiet
 
     def text(self, key: str, **values: Any) -> str:
-        """A message, filled in."""
-        return MESSAGES[key].pick(self.language).format(**values)
+        """A message, filled in; values are shown as `printable` does."""
+        shown = {name: printable(str(value)) for name, value in values.items()}
+        return MESSAGES[key].pick(self.language).format(**shown)
 
     def note(self, key: str, **values: Any) -> None:
         """A message on standard error, unless quiet."""

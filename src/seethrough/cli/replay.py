@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seethrough.cli.loading import load_llm, report_errors
@@ -95,7 +95,7 @@ def _load(recorded: Recorded, arguments: argparse.Namespace, speaker: Speaker) -
 
 
 def _model(origin: Origin, speaker: Speaker) -> str:
-    if Path(origin.path).exists():
+    if os.path.exists(origin.path):
         return origin.path
     speaker.complain("replay_model_moved", path=origin.path, name=origin.model)
     return origin.model
@@ -116,15 +116,14 @@ def _possible(path: Any, speaker: Speaker) -> Any:
 
 def _list(store: RecordStore, arguments: argparse.Namespace, speaker: Speaker) -> int:
     """What is recorded, newest first."""
-    found = store.list(_MOST_LISTED)
+    lines = [_line(recorded) for recorded in store.newest(_MOST_LISTED)]
     if arguments.json:
-        print(json.dumps([_line(recorded) for recorded in found], ensure_ascii=False))
-        return 0
-    if not found:
+        print(json.dumps(lines, ensure_ascii=False))
+    elif not lines:
         speaker.complain("replay_none", path=arguments.record)
-        return 0
-    rows = [[str(value) for value in _line(recorded).values()] for recorded in found]
-    print_table(speaker.text("replay_list_columns").split("|"), rows)
+    else:
+        rows = [[str(value) for value in line.values()] for line in lines]
+        print_table(speaker.text("replay_list_columns").split("|"), rows)
     return 0
 
 

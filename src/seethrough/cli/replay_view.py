@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from seethrough.cli.messages import Speaker
 from seethrough.cli.table import print_table
+from seethrough.cli.terminal import as_shown
 
 if TYPE_CHECKING:
     from seethrough.text.tokenizer import Tokenizer
@@ -44,9 +45,9 @@ def print_side_by_side(replay: Replay, tokenizer: Tokenizer, speaker: Speaker) -
     was, now = replay.sample, replay.output
     texts = tokenizer.decode(list(was.token_ids)), tokenizer.decode(now.token_ids)
     print(speaker.text("replay_was", reason=_reason(was.finish_reason, was.stop_reason)))
-    print(texts[0])
+    print(as_shown(texts[0]))
     print(speaker.text("replay_now", reason=_reason(now.finish_reason, now.stop_reason)))
-    print(texts[1])
+    print(as_shown(texts[1]))
     index = replay.first_difference
     if index is None:
         print(speaker.text("replay_never_part"))

@@ -18,6 +18,7 @@ from seethrough.cli.loading import (
 )
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import paint, print_alternatives
+from seethrough.cli.terminal import as_shown
 
 if TYPE_CHECKING:
     from seethrough.engine.outputs import Delta, RequestOutput
@@ -67,10 +68,10 @@ class Printer:
 
     def show(self, delta: Delta) -> None:
         """Write what one step added to the first sample."""
-        text = delta.text
-        if self._silent or delta.index != 0 or not text:
+        if self._silent or delta.index != 0 or not delta.text:
             return
-        self._written += len(text)
+        self._written += len(delta.text)
+        text = as_shown(delta.text)
         if self._color:
             text = paint(text, delta.token_ids, delta.logprobs)
         print(text, end="", flush=True)
@@ -78,10 +79,10 @@ class Printer:
     def finish(self, output: RequestOutput, speaker: Speaker) -> None:
         """Write what an interrupt left over, then the other samples."""
         first, *others = output.outputs
-        print(first.text[self._written :])
+        print(as_shown(first.text[self._written :]))
         for sample in others:
             print(speaker.text("sample", index=sample.index))
-            print(sample.text)
+            print(as_shown(sample.text))
         sys.stdout.flush()
 
 

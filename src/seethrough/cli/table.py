@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from seethrough.cli.terminal import printable
+
 
 def width(text: str) -> int:
     """Columns that a text takes on a terminal."""
@@ -23,8 +25,9 @@ def pad(text: str, columns: int) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; the last one is left as it is."""
-    widths = [max(width(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for row in (header, *rows):
+    """Columns as wide as their widest cell; the last one is left as it is. A row is a line."""
+    lines = [header, *([printable(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    widths = [max(width(row[i]) for row in lines) for i in range(len(header))]
+    for row in lines:
         cells = [pad(cell, columns) for cell, columns in zip(row[:-1], widths, strict=False)]
         print("  ".join([*cells, row[-1]]).rstrip())

@@ -26,6 +26,7 @@ _NAMES = tuple(_DEFAULTS.origin)
 _get = attrgetter(*_NAMES)
 _VALUES = _get(_DEFAULTS)
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+_YEAR_10000 = 253_402_300_800  # seconds since 1970; no calendar here goes on
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -101,7 +102,7 @@ def _record(
     params = _of(about["defaults"], dict) | _of(held["params"], dict) | {"origin": who}
     return Recorded(
         request_id=_of(request_id, str),
-        finished_at=_number(finished_at),
+        finished_at=_date(finished_at),
         prompt=None if prompt is None else _of(prompt, str),
         prompt_ids=_ids(prompt_ids),
         params=EffectiveParams.from_dict(params),
@@ -166,6 +167,13 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{value!r:.40} is no finite number")
     return float(value)
+
+
+def _date(value: Any) -> float:
+    seconds = _number(value)
+    if not 0 <= seconds < _YEAR_10000:
+        raise ValueError(f"{seconds!r:.40} is no date")
+    return seconds
 
 
 def _count(value: Any) -> int:

@@ -22,9 +22,9 @@ _VERSION = 1
 _BUSY_MS = 5000
 _PAGE = 32768  # several rows each: half the calls to the system of the usual 4096
 _MOST_BYTES = 1 << 28  # of any value that is read
-_TABLES = """
-CREATE TABLE origins (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE);
-CREATE TABLE requests (
+_TABLES = {
+    "origins": "CREATE TABLE origins (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE)",
+    "requests": """CREATE TABLE requests (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     request_id TEXT NOT NULL,
     finished_at REAL NOT NULL,
@@ -35,8 +35,8 @@ CREATE TABLE requests (
     times BLOB NOT NULL,
     output_ids BLOB NOT NULL,
     bytes INTEGER NOT NULL
-);
-"""
+)""",
+}
 _COLUMNS = "request_id, finished_at, prompt, prompt_ids, body, times, output_ids"
 _SELECT = f"SELECT {_COLUMNS}, (SELECT body FROM origins WHERE id = origin) FROM requests"
 
@@ -108,11 +108,16 @@ class RecordStore:
                 row = self._db.execute(f"{_SELECT} WHERE request_id = ?", [request_id]).fetchone()
         return None if row is None else from_row(row)
 
-    def list(self, count: int) -> list[Recorded]:
-        """The newest ones, newest first."""
+    def newest(self, count: int) -> Iterator[Recorded]:
+        """The newest ones, newest first, one at a time: each may be long.
+
+        Raises:
+            RecordError: one is damaged.
+        """
         with _said(self._path):
-            rows = self._db.execute(f"{_SELECT} ORDER BY id DESC LIMIT ?", [count]).fetchall()
-        return [from_row(row) for row in rows]
+            yield from map(
+                from_row, self._db.execute(f"{_SELECT} ORDER BY id DESC LIMIT ?", [count])
+            )
 
     def close(self) -> None:
         """Let go of the file."""
@@ -199,7 +204,7 @@ def _make(db: sqlite3.Connection) -> None:
     """The tables of a file that is new."""
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if (*_marks(db), tables) == (0, 0, 0):
-        for statement in _TABLES.split(";"):
+        for statement in _TABLES.values():
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {_APPLICATION}")
         db.execute(f"PRAGMA user_version = {_VERSION}")
@@ -221,6 +226,12 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"{path} has records of format {version}, this version reads {_VERSION}; use the "
             "version that wrote it, or another directory"
         )
+    # A view or a trigger of a stranger's would run with our statements, and need not end.
+    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+    schema = [row for row in db.execute(query) if row[0] != "sqlite_sequence"]
+    if schema != sorted(_TABLES.items()):
+        names = ", ".join(name for name, _ in schema)
+        raise RecordError(f"{path} holds something else than records: {names[:200]}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, NamedTuple, Protocol
 
 from seethrough.engine.fingerprint import Fingerprint, Identity
@@ -210,8 +210,7 @@ class Recorder:
             if request_id in ("last", finished.request_id):
                 return finished._replace(origin=self.provenance.origin)
         if self._writer is not None:
-            self._writer.flush()
-            found = self._writer.store.get(request_id)
+            found = self._writer.get(request_id)
             if found is not None:
                 return found
         raise RecordError(
@@ -230,42 +229,55 @@ class Recorder:
 
 
 class _Writer:
-    """Gathers finished requests and writes many at a time; any thread may call it."""
+    """Gathers finished requests and writes many at a time; any thread may call it.
+
+    The thread that adds never waits: a store may be locked by somebody else for seconds, and the
+    first write reads the whole model for its fingerprint.
+    """
 
     def __init__(self, store: Store, provenance: Provenance) -> None:
-        self.store = store
+        self._store = store
         self._provenance = provenance
-        self._pending: list[Recorded] = []
+        self._pending: deque[Recorded] = deque()
         self._written_at = time.monotonic()
-        self._lock = Lock()
+        self._writing = Lock()  # held by whoever uses the store
+        self._thread: Thread | None = None
         self.problem: str | None = None
 
     def add(self, finished: Recorded) -> None:
-        """Keep one for later; write where enough have come, or time has passed."""
-        with self._lock:
-            self._pending.append(finished)
-            waited = time.monotonic() - self._written_at
-            if len(self._pending) >= WRITE_AFTER or waited > WRITE_EVERY:
-                self._write()
+        """Keep one for later; start to write where enough have come, or time has passed."""
+        self._pending.append(finished)
+        now = time.monotonic()
+        if len(self._pending) < WRITE_AFTER and now - self._written_at <= WRITE_EVERY:
+            return
+        if self._thread is None or not self._thread.is_alive():
+            self._written_at = now
+            self._thread = Thread(target=self.flush, name="seethrough-recorder")
+            self._thread.start()
 
     def flush(self) -> None:
-        """Write what is there."""
-        with self._lock:
+        """Write what is there; returns when it is written."""
+        with self._writing:
             self._write()
+
+    def get(self, request_id: str) -> Recorded | None:
+        """What the store has, once all is written."""
+        with self._writing:
+            self._write()
+            return self._store.get(request_id)
 
     def close(self) -> None:
         """Write what is there, and let go of the store."""
-        self.flush()
-        self.store.close()
+        with self._writing:
+            self._write()
+            self._store.close()
 
     def _write(self) -> None:
-        pending, self._pending = self._pending, []
-        self._written_at = time.monotonic()
+        pending = [self._pending.popleft() for _ in range(len(self._pending))]
         if not pending:
             return
         try:
-            origin = self._provenance.origin
-            self.store.write(pending, origin)
+            self._store.write(pending, self._provenance.origin)
         except (RecordError, OSError) as error:  # the user is told, the requests go on
             self.problem = str(error)
 
