@@ -150,10 +150,19 @@ def test_a_model_that_was_moved(
         (("replay", "--record", "HERE", "--set", "temperature"), 2, "NAME=VALUE"),
         (("replay", "--record", "HERE", "--set", "no_such=1"), 2, "no such sampling parameter"),
         (("replay", "--record", "HERE", "--set", "temperature=-1"), 2, "temperature"),
+        (("replay", "--record", "HERE", "--set", "n=2"), 2, "one sample"),
+        (("replay", "--record", "HERE", "--set", "max_tokens=2", "--force", "2=1"), 2, "0 to 1"),
+        (("replay", "--record", "HERE", "--force=-1=1"), 2, "0 to 7"),
+        (("replay", "--record", "HERE", "--force", "8=1"), 2, "0 to 7"),
         (("replay", "--record", "HERE", "--force", "5"), 2, "POSITION=ID"),
         (("replay", "--record", "HERE", "--force", "a=b"), 2, "whole number"),
         (("replay", "--record", "HERE", "--force", "0=99999999"), 2, "forced"),
         (("replay", "--record", "HERE", "--stage", "S99"), 2, "no stage"),
+        (
+            ("replay", "--record", "HERE", "--token", "99", "--stage", "S6.5", "--layer", "0"),
+            2,
+            "of the positions 99; 0 to ",
+        ),
     ],
 )
 def test_wrong_usage(
@@ -163,6 +172,36 @@ def test_wrong_usage(
     assert ran.code == code
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("which", "self", "sample", "stages", "layers", "heads", "tokens", "byte_budget"),
+        *("forced", "params", "sampling", "prompt", "model"),
+    ],
+)
+def test_only_sampling_is_set(seethrough: Seethrough, recorded: Path, name: str) -> None:
+    ran = seethrough("replay", "--record", recorded, "--set", f"{name}=1")
+    assert ran.code == 2
+    assert f"{name}=1: no such sampling parameter" in ran.err
+
+
+def test_what_could_not_be_forced_is_said(
+    seethrough: Seethrough, chat_model: Path, tmp_path: Path
+) -> None:
+    words = ("run", "hello", "--model", chat_model, "--temperature", 0, "--max-tokens", 8)
+    seethrough(*words, "--record", tmp_path)
+    end = 0  # ends the text
+    ran = seethrough("replay", "--record", tmp_path, "--force", f"1={end}", "--force", "5=7")
+    assert ran.code == 0
+    assert "output token 5 was not forced: the output ended after 2 tokens" in ran.err
+    chinese = seethrough(
+        *("replay", "--record", tmp_path, "--force", f"1={end}", "--force", "5=7", "--lang", "zh")
+    )
+    assert "第 5 个输出 token 未能强制" in chinese.err
+    within = seethrough("replay", "--record", tmp_path, "--force", f"1={end}")
+    assert "forced" not in within.err
 
 
 def test_chat_records_every_turn(

@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -271,3 +272,38 @@ def test_closed_pipe_is_no_error(process: Start, chat_model: Path) -> None:
     assert running.wait(timeout=30) == 0, err
     assert "Traceback" not in err
     assert "Exception ignored" not in err
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_disk_is_said_in_one_line(
+    plain_environment: None, chat_model: Path, more: tuple[str, ...]
+) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full: the device that is always full")
+    words = ("run", "hello", "--model", str(chat_model), "--max-tokens", "2", "--quiet", *more)
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "seethrough", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("seethrough: error: ")
+    assert "space" in line
+
+
+def test_an_output_that_cannot_say_it_all(
+    process: Start, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    words = ("tokenize", "猫é", "--model", chat_model)
+    out, err = process(*words).communicate(timeout=60)
+    assert "\\xe7" in out, err  # the piece of a byte
+    out, err = process(*words, "--json").communicate(timeout=60)
+    assert json.loads(out)["text"] == "猫é", err
+    run = ("run", "猫é", "--max-tokens", 1, "--model", chat_model, "--json")
+    out, err = process(*run).communicate(timeout=60)
+    assert json.loads(out)["prompt"] == "猫é", err

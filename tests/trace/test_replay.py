@@ -211,7 +211,15 @@ def test_another_token(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": -1}, {"no_such": 1}, {"max_tokens": 10**6}, {"forced": {0: 10**6}}]
+    "change",
+    [
+        {"temperature": -1},
+        {"no_such": 1},
+        {"max_tokens": 10**6},
+        {"forced": {0: 10**6}},
+        {"forced": {10**6: 0}},
+        {"n": 2},
+    ],
 )
 def test_what_cannot_be(llm: LLM, change: dict[str, Any]) -> None:
     llm.generate("dog", **DRAWN)

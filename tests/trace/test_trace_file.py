@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from traced_kinds import KINDS
 
 from seethrough import LLM
+from seethrough.errors import TraceError
 from seethrough.stages import STAGE
 from seethrough.trace.trace import Trace
 
@@ -105,3 +107,18 @@ def test_a_saved_half_cache_stays_half(open_kind: Callable[..., LLM], tmp_path: 
     llm = open_kind("llama", kv_cache_dtype="f16")
     _, arrays = saved(llm.trace(TEXT, stages=["S6.8"], **SAMPLING), tmp_path)
     assert {array.dtype for array in arrays.values()} == {np.dtype("float16")}
+
+
+def test_only_a_regular_file_is_written_over(llm: LLM, tmp_path: Path) -> None:
+    """The library renames what it wrote: a pipe or a device would be gone."""
+    trace = llm.trace(TEXT, stages=["S9"], **SAMPLING)
+    pipe, folder, link = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link.symlink_to(pipe)
+    for path in (pipe, folder, link):
+        with pytest.raises(TraceError, match="not a regular file"):
+            trace.save(path)
+    assert pipe.is_fifo()
+    saved(trace, tmp_path)
+    saved(trace, tmp_path)  # a regular file is written over

@@ -350,7 +350,7 @@ def test_a_forced_token_may_be_a_banned_one_and_may_end_the_text(llm: LLM) -> No
     assert (len(ended.token_ids), ended.finish_reason) == (2, "stop")
 
 
-@pytest.mark.parametrize("forced", [{-1: 5}, {0: -1}, {0: 10**6}])
+@pytest.mark.parametrize("forced", [{-1: 5}, {0: -1}, {0: 10**6}, {10**6: 5}])
 def test_what_cannot_be_forced_is_refused(llm: LLM, forced: dict[int, int]) -> None:
     with pytest.raises(ParameterError, match="forced"):
         traced(llm, forced=forced)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from seethrough.cli.loading import load_llm
 from seethrough.cli.messages import Speaker
+from seethrough.cli.terminal import print_json
 from seethrough.errors import ParameterError
 
 _DEFAULTS = {"pp": 512, "tg": 128, "batch": 16, "depth": 16, "repeats": 3}
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
         ):
             shares = ", ".join(f"{stage} {share}%" for stage, share in stages.items())
             print(speaker.text(key, shares=shares))
-    print(json.dumps(to_json(llm.report, found, figures, **asked)))
+    print_json(to_json(llm.report, found, figures, **asked))
     return 0
 
 

@@ -22,7 +22,7 @@ from seethrough.cli.loading import (
 )
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import paint
-from seethrough.cli.terminal import as_shown
+from seethrough.cli.terminal import as_shown, print_json
 from seethrough.errors import ParameterError, SeethroughError
 from seethrough.sampling.params import SamplingParams
 
@@ -154,7 +154,7 @@ class Conversation:
         SamplingParams.from_dict(wanted)
         self._params = {name: value for name, value in wanted.items() if value is not None}
         effective = self._llm.effective(SamplingParams.from_dict(self._params))
-        print(json.dumps(effective.to_dict(), ensure_ascii=False))
+        print_json(effective.to_dict())
 
     def _save(self, path: str) -> None:
         if not path:

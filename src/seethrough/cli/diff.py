@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from seethrough.cli.diff_view import print_diff
 from seethrough.cli.flags import name_value
 from seethrough.cli.loading import load_llm, read_prompt, report_errors
 from seethrough.cli.messages import Speaker
+from seethrough.cli.terminal import print_json
 from seethrough.cli.trace import keep, selection
 from seethrough.config import EngineConfig
 from seethrough.errors import ParameterError
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     found = diff(a, b)
     if arguments.json:
         body = {"a": arguments.a, "b": arguments.b, **found.to_dict(tolerance)}
-        print(json.dumps(body, ensure_ascii=False))
+        print_json(body)
     else:
         every = arguments.layer is not None or arguments.stage is not None
         print_diff(found, a, tolerance, speaker, every_layer=every)

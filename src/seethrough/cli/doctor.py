@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 from seethrough import __version__
 from seethrough.cli.messages import Speaker, size_text
+from seethrough.cli.terminal import print_json
 from seethrough.config import BACKENDS
 from seethrough.engine.machine import (
     available_memory,
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     findings, broken = _findings(arguments, cached, speaker)
     problems = broken + _problems(cached, speaker)
     if arguments.json:
-        print(json.dumps({**findings, "problems": problems}, ensure_ascii=False))
+        print_json({**findings, "problems": problems})
     else:
         for name, value in findings.items():
             print(f"{name}: {_plain(value)}")

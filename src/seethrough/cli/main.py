@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 
 from seethrough import __version__
@@ -301,6 +302,8 @@ def build_parser(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (usage errors leave through SystemExit with 2)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is spelled, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     language = detect_language(words, os.environ)
     parser, parsers = build_parser(language)
     arguments = parser.parse_args(words)
@@ -319,11 +322,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has enough. Python would complain again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has enough
+        _discard_output()
         return 0
+    except OSError as error:  # such as a full disk
+        speaker.complain("error", why=error)
+        _discard_output()
+        return 1
     return code
+
+
+def _discard_output() -> None:
+    """Where standard output takes no more, let Python not complain again when it closes it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _function(verb: Verb) -> Callable[[argparse.Namespace, Speaker], int]:

@@ -105,6 +105,10 @@ MESSAGES: Mapping[str, Text] = {
     "replay_nothing": Text("nothing", "（无）"),
     "replay_parts": Text("changed since then: {parts}", "此后变化的部分：{parts}"),
     "replay_no_part": Text("nothing of the fingerprint has changed", "指纹没有任何部分变化"),
+    "replay_not_forced": Text(
+        "output token {index} was not forced: the output ended after {count} tokens",
+        "第 {index} 个输出 token 未能强制：输出共 {count} 个 token，此前已结束",
+    ),
     "replay_side_columns": Text("token|recorded|now", "token|记录时|现在"),
     "replay_was": Text("recorded ({reason}):", "记录时（{reason}）："),
     "replay_now": Text("now ({reason}):", "现在（{reason}）："),

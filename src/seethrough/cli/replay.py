@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -13,9 +12,11 @@ from seethrough.cli.loading import load_llm, report_errors
 from seethrough.cli.messages import Speaker
 from seethrough.cli.replay_view import print_side_by_side, verdict
 from seethrough.cli.table import print_table
+from seethrough.cli.terminal import print_json
 from seethrough.cli.trace import check_selection, keep, selection, show
 from seethrough.config import CPU_PATHS
 from seethrough.errors import ParameterError, RecordError
+from seethrough.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from seethrough.engine.record_store import RecordStore
@@ -34,6 +35,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     if arguments.record is None:
         raise ParameterError("--record", "", speaker.text("replay_where"))
     check_selection(arguments)
+    asked = SamplingParams.from_dict(dict(arguments.set or ()))
     store = RecordStore(arguments.record, read_only=True)
     try:
         if arguments.request == "list":
@@ -41,23 +43,24 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
         recorded = _find(store, arguments.request or "last")
     finally:
         store.close()
-    return _replay(_load(recorded, arguments, speaker), recorded, arguments, speaker)
+    return _replay(_load(recorded, arguments, speaker), recorded, asked, arguments, speaker)
 
 
-def _replay(llm: LLM, recorded: Recorded, arguments: argparse.Namespace, speaker: Speaker) -> int:
+def _replay(
+    llm: LLM,
+    recorded: Recorded,
+    asked: SamplingParams,
+    arguments: argparse.Namespace,
+    speaker: Speaker,
+) -> int:
+    forced = dict(arguments.force or ())
     otherwise = bool(arguments.set or arguments.force)
     looks = not arguments.check and (not otherwise or arguments.stage or arguments.out)
     seen = selection(arguments) if looks else {"stages": []}
-    replay = llm.replay(
-        recorded,
-        sample=arguments.sample or 0,
-        forced=dict(arguments.force or ()),
-        **seen,
-        **dict(arguments.set or ()),
-    )
+    replay = llm.replay(recorded, asked, sample=arguments.sample or 0, forced=forced, **seen)
     failed = bool(arguments.check) and not replay.identical
     if arguments.json:
-        print(json.dumps(replay.to_dict(), ensure_ascii=False))
+        print_json(replay.to_dict())
     elif arguments.check:
         print("\n".join(verdict(replay, llm.tokenizer, speaker)))
     else:
@@ -68,6 +71,9 @@ def _replay(llm: LLM, recorded: Recorded, arguments: argparse.Namespace, speaker
         if looks:
             show(replay.trace, arguments, speaker)
     keep(replay.trace, arguments, speaker)
+    count = len(replay.output.token_ids)
+    if any(index >= count for index in forced):
+        speaker.complain("replay_not_forced", index=max(forced), count=count)
     if replay.sample.error is None:  # an error that was recorded is what a replay shall give
         failed |= bool(report_errors(replay.trace.output, speaker))
     return int(failed)
@@ -118,7 +124,7 @@ def _list(store: RecordStore, arguments: argparse.Namespace, speaker: Speaker) -
     """What is recorded, newest first."""
     lines = [_line(recorded) for recorded in store.newest(_MOST_LISTED)]
     if arguments.json:
-        print(json.dumps(lines, ensure_ascii=False))
+        print_json(lines)
     elif not lines:
         speaker.complain("replay_none", path=arguments.record)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from seethrough.cli.loading import (
 )
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import paint, print_alternatives
-from seethrough.cli.terminal import as_shown
+from seethrough.cli.terminal import as_shown, print_json
 
 if TYPE_CHECKING:
     from seethrough.engine.outputs import Delta, RequestOutput
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
     if arguments.json:
         from seethrough.engine.outputs import to_json
 
-        print(json.dumps(to_json(output, llm.report.load_ms), ensure_ascii=False))
+        print_json(to_json(output, llm.report.load_ms))
     else:
         printer.finish(output, speaker)
         _show_logprobs(output, speaker)

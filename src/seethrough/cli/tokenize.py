@@ -6,13 +6,13 @@ Loads the tokenizer alone; no weight is read.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from seethrough.cli.loading import read_prompt
 from seethrough.cli.messages import Speaker
 from seethrough.cli.probability import quoted
 from seethrough.cli.table import print_table
+from seethrough.cli.terminal import print_json
 from seethrough.weights.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -85,4 +85,4 @@ def _print_json(tokenizer: Tokenizer, text: str, ids: list[int], back: str) -> N
         "round_trip": back,
         "round_trip_ok": back == text,
     }
-    print(json.dumps(body, ensure_ascii=False))
+    print_json(body)

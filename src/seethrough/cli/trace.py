@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from seethrough.cli.loading import as_chat, load_llm, read_prompt, report_errors
 from seethrough.cli.matrix import print_matrix
 from seethrough.cli.messages import Speaker, size_text
+from seethrough.cli.terminal import print_json
 from seethrough.cli.trace_view import WORDS, print_trace, print_words
 from seethrough.errors import ParameterError
 from seethrough.trace.filter import DEFAULT_BYTE_BUDGET
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, speaker: Speaker) -> int:
         **selection(arguments),
     )
     if arguments.json:
-        print(json.dumps(trace.to_dict(), ensure_ascii=False))
+        print_json(trace.to_dict())
     else:
         show(trace, arguments, speaker)
     keep(trace, arguments, speaker)

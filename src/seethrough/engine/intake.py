@@ -78,10 +78,10 @@ class Intake:
         loaded = self._loaded
         check_vocab(params, self._vocab_size)
         _check_salt(cache_salt)
-        self._check_forced(forced or {})
         spell = partial(loaded.tokenizer.encode, add_special_tokens=False)
         bans = prepare_bans(params, loaded.end_ids, self._vocab_size, spell)
         max_tokens = self._max_tokens(len(ids), params)
+        self._check_forced(forced or {}, max_tokens)
         pool = loaded.engine.pool
         chain = None
         if loaded.config.enable_prefix_caching and not alone:
@@ -107,10 +107,11 @@ class Intake:
             job.requests.append(request)
         return job
 
-    def _check_forced(self, forced: Mapping[int, int]) -> None:
+    def _check_forced(self, forced: Mapping[int, int], max_tokens: int) -> None:
         for index, token_id in forced.items():
-            if index < 0:
-                raise ParameterError("forced", index, "output tokens count from 0")
+            if not 0 <= index < max_tokens:
+                why = f"max_tokens is {max_tokens}: the output tokens are 0 to {max_tokens - 1}"
+                raise ParameterError("forced", index, why)
             if not 0 <= token_id < self._vocab_size:
                 why = f"this model's token ids are 0 to {self._vocab_size - 1}"
                 raise ParameterError("forced", token_id, why)

@@ -27,11 +27,18 @@ def array_name(stage: str, name: str, layer: int | None) -> str:
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Write the file; its metadata key `seethrough` holds the manifest."""
+    """Write the file; its metadata key `seethrough` holds the manifest.
+
+    Raises:
+        TraceError: it cannot be written there.
+    """
     arrays = {
         array_name(*key): np.ascontiguousarray(trace.array(key[0], key[1], layer=key[2]))
         for key in trace.keys()  # noqa: SIM118 - a method, not a mapping's
     }
+    # The file is written beside it and renamed: that would put a file in the place of a device.
+    if path.exists() and not path.is_file():
+        raise TraceError(f"the trace cannot be written to {path}: it is not a regular file")
     try:
         save_file(arrays, path, metadata={"seethrough": json.dumps(manifest(trace))})
     except SafetensorError as error:  # it carries what the system said

@@ -87,6 +87,8 @@ class TracedRuns:
     ) -> Replay:
         """Run a recorded sample; see `LLM.replay`. `fingerprint` is of what it runs on now."""
         was = recorded.sample(sample)
+        if asked.n is not None and asked.n > 1:
+            raise ParameterError("n", asked.n, "a replay runs one sample")
         changed = bool(asked.to_dict() or forced)
         # Of a request that was ended from outside, as much as there was; at least the prompt.
         ended = was.finish_reason == "abort" and not changed

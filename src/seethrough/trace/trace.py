@@ -204,7 +204,15 @@ class Trace:
                 )
         held = sorted({key[:2] for key in self.keys(step)}, key=lambda k: _order((*k, None)))
         names = ", ".join(f"{s} {n}" for s, n in held) or "nothing"
-        return f"the trace does not hold {wanted}. It holds: {names}"
+        return f"the trace does not hold {wanted}. It holds: {names}{self._of_positions()}"
+
+    def _of_positions(self) -> str:
+        """Which positions were asked for, and which there are; empty if all were."""
+        if self.chosen.tokens is None:
+            return ""
+        chosen = ", ".join(map(str, sorted(self.chosen.tokens)))
+        last = max((position for held in self.steps for position in held.positions), default=-1)
+        return f" (of the positions {chosen}; 0 to {last} were computed)"
 
 
 def _source(stage: str, name: str) -> tuple[str, str]:
